@@ -1,0 +1,78 @@
+"""No time is given for a wrong answer: what every contender has to pass before it is timed.
+
+The judge is the paper's equation in float64, with its T x T square written out. The measure is
+flash-attention's: a contender may err at most twice as much as that same square in its own dtype.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.contenders import EPS, MODES, Contender, Shape, Work
+
+# One length inside a single chunk, one that fills several and leaves a remainder.
+LENGTHS = (63, 1000)
+PARTS = ("out", "dq", "dk", "dv")
+
+
+def quadratic(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """(ReLU(q_i) . ReLU(k_j)) cos((pi/2)(i - j)/M) v_j over the sum of the weights, M = T."""
+    length = q.shape[1]
+    at = torch.arange(length, dtype=torch.float64, device=q.device)
+    distance = at[:, None] - at[None, :]
+    cosine = torch.cos(math.pi / 2 / length * distance).to(q.dtype)
+    if causal:
+        cosine = cosine.masked_fill(distance < 0, 0)
+    weight = torch.einsum("bihd,bjhd->bhij", q.relu(), k.relu()) * cosine
+    total = weight.sum(-1).clamp_min(EPS)
+    return torch.einsum("bhij,bjhd->bihd", weight, v) / total.transpose(1, 2).unsqueeze(-1)
+
+
+_JUDGE = Contender("quadratic", "quadratic", quadratic)
+
+
+def errors_of(got: tuple[Tensor, ...], true: tuple[Tensor, ...]) -> list[float]:
+    """Largest error of each part, relative to its largest entry; NaN counts as infinite."""
+    errors = [float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(got, true, strict=True)]
+    return [math.inf if math.isnan(e) else e for e in errors]
+
+
+def examine(contender: Contender, shape: Shape) -> dict[str, Any]:
+    """The verdict on one contender: 'passed', 'wrong', or 'refused' with what it said."""
+    record: dict[str, Any] = {"contender": contender.name, "verdict": "passed", "checks": []}
+    floor = min(8 * torch.finfo(shape.dtype).eps, 1e-3)
+    for mode in (m for m in MODES if m in contender.modes):
+        for length in LENGTHS:
+            small = Shape(min(shape.batch, 2), length, shape.heads, shape.dim, shape.dtype, shape.device)
+            inputs = small.inputs()
+            wide = tuple(x.double() for x in inputs)
+            true = Work(_JUDGE, wide, mode, "forward+backward")()  # type: ignore[arg-type]
+            plain = errors_of(Work(_JUDGE, inputs, mode, "forward+backward")(), true)
+            try:
+                errors = errors_of(Work(contender, inputs, mode, "forward+backward")(), true)
+            except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+                said = str(error).strip().splitlines() or [""]
+                return {**record, "verdict": "refused", "reason": f"{type(error).__name__}: {said[0]}"}
+            for part, error_, allowed in zip(PARTS, errors, (2 * e + floor for e in plain), strict=True):
+                record["checks"].append(
+                    {"mode": mode, "length": length, "part": part, "error": error_, "allowed": allowed}
+                )
+                if error_ > allowed:
+                    record["verdict"] = "wrong"
+                    record.setdefault(
+                        "reason",
+                        f"{mode}, T = {length}: {part} is off by {error_:.1e} where {allowed:.1e} is allowed",
+                    )
+    return record
+
+
+def admit(contenders: list[Contender], shape: Shape) -> tuple[list[Contender], list[dict[str, Any]]]:
+    """Those that may be timed, and every verdict. Softmax computes something else: it is PyTorch's
+    own, and passes; a bare product passes with the attention built on it."""
+    verdicts = [examine(c, shape) for c in contenders if c.computes == "cosformer"]
+    failed = {v["contender"] for v in verdicts if v["verdict"] != "passed"}
+    if "fast-transformers" in failed:
+        failed.add("causal_dot_product")
+    return [c for c in contenders if c.name not in failed], verdicts

@@ -1,0 +1,211 @@
+"""Time and peak memory of cosFormer attention against sequence length, beside softmax attention and
+the other ways to compute cosFormer. Writes a report: JSON (everything), Markdown and a plot."""
+
+import os.path
+import sys
+
+# Run as a file, this folder would come first on the path and this file would pass for the standard
+# library's `operator`; the packages beside this folder are what is wanted.
+if not __package__:
+    _here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [os.path.dirname(_here)] + [p for p in sys.path if os.path.abspath(p or ".") != _here]
+
+import argparse
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import decoding, machine, memory
+from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work, find
+from benchmarks.gate import admit
+from benchmarks.plot import draw
+from benchmarks.record import FORMAT, new_record
+from benchmarks.report import to_markdown, to_terminal
+from benchmarks.targets import Results, missed
+from benchmarks.terminal import Parser, Progress
+from benchmarks.timing import ROUNDS, Case, profile, race
+
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+QUICK = (256, 1024, 4096)
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+EXAMPLES = """examples:
+  python benchmarks/operator.py                          the whole report on this CPU (a quarter of an hour)
+  python benchmarks/operator.py --quick --out /tmp/try   a first impression in under a minute
+  python benchmarks/operator.py --device cuda --dtype bfloat16 --batch 4 --heads 16
+  python benchmarks/operator.py --lengths 1024,4096 --seconds 10 --no-memory
+  python benchmarks/operator.py --render benchmarks/reports/operator-cpu-20260101.json
+"""
+
+
+def parser() -> Parser:
+    p = Parser(
+        prog="operator.py",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    p.add_argument("--dtype", default="float32", choices=DTYPES, help="of q, k and v (default: float32)")
+    p.add_argument("--lengths", metavar="T,T,...", help=f"default: {','.join(map(str, LENGTHS))}")
+    p.add_argument("--heads", type=int, default=8, help="default: 8")
+    p.add_argument("--dim", type=int, default=64, help="of a head (default: 64)")
+    p.add_argument("--batch", type=int, default=1, help="default: 1")
+    p.add_argument("--threads", type=int, help="CPU threads (default: PyTorch's choice)")
+    p.add_argument("--seconds", type=float, help="time budget of one case (default: 2; 0.2 with --quick)")
+    p.add_argument(
+        "--quick", action="store_true", help=f"lengths {','.join(map(str, QUICK))}, little repetition"
+    )
+    p.add_argument("--out", type=Path, help="folder of the reports (default: benchmarks/reports)")
+    p.add_argument("--no-memory", action="store_true", help="leave out the memory measurements")
+    p.add_argument(
+        "--render", type=Path, metavar="FILE.json", help="write report and plot of an earlier run again"
+    )
+    return p
+
+
+def settings(p: Parser, args: argparse.Namespace) -> tuple[Shape, list[int]]:
+    """The shape to measure and its lengths; every mistake of the user's is found here."""
+    try:
+        device = torch.device(args.device)
+    except RuntimeError:
+        p.error(f"--device {args.device} is not a device; expected cpu, cuda or cuda:N")
+    if device.type not in ("cpu", "cuda"):
+        p.error(f"--device {args.device} is not supported; expected cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        p.error(f"--device {args.device}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
+    for name in ("heads", "dim", "batch", "threads", "seconds"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            p.error(f"--{name} must be positive, got {value}")
+    try:
+        given = args.lengths.split(",") if args.lengths else QUICK if args.quick else LENGTHS
+        lengths = sorted({int(t) for t in given})
+    except ValueError:
+        lengths = [0]
+    if lengths[0] < 1:
+        p.error(f"--lengths wants positive whole numbers separated by commas, got {args.lengths}")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return Shape(args.batch, lengths[0], args.heads, args.dim, getattr(torch, args.dtype), device), lengths
+
+
+def plan(
+    contenders: list[Contender],
+    shape: Shape,
+    lengths: list[int],
+    memory_limit: int,
+) -> tuple[list[Case], list[dict[str, Any]]]:
+    """The cases to time, and a record for each that is left out, with the reason."""
+    cases, left_out = [], []
+    for length in lengths:
+        for mode in MODES:
+            for phase in PHASES:
+                for c in contenders:
+                    at = replace(shape, length=length)
+                    why = c.refuses(at, mode, memory_limit)
+                    if why is None:
+                        cases.append(Case(c, at, mode, phase))
+                    elif why:
+                        left_out.append({**Case(c, at, mode, phase).key(), "skipped": why})
+    return cases, left_out
+
+
+def explain(data: dict[str, Any], contender: Contender, shape: Shape) -> list[dict[str, Any]]:
+    """A profile for each case behind a missed target."""
+    behind: dict[tuple[str, int], list[str]] = {}
+    for target in missed(Results(data)) if shape.device.type == "cpu" else []:
+        if target.explained_by:
+            behind.setdefault(target.explained_by, []).append(target.says)
+    records = []
+    for (mode, length), said in behind.items():
+        if mode == "decoding":
+            work, _ = decoding.decoder(shape, length)
+            case = f"decoding {decoding.TOKENS} tokens at position {length:,}"
+        else:
+            work = Work(contender, replace(shape, length=length).inputs(), mode, memory.PHASE)
+            case = f"{mode}, {memory.PHASE}, T = {length:,}"
+        records.append({"case": case, "missed": said, "operations": profile(work, shape.device)})
+    return records
+
+
+def command(arguments: list[str]) -> str:
+    """How to get these figures again; where they were written does not matter for that."""
+    kept = [
+        a
+        for before, a in zip(["", *arguments], arguments, strict=False)
+        if before != "--out" and not a.startswith("--out")
+    ]
+    return shlex.join(["python", "benchmarks/operator.py", *kept])
+
+
+def measure(args: argparse.Namespace, shape: Shape, lengths: list[int], progress: Progress) -> dict[str, Any]:
+    seconds = args.seconds or (0.2 if args.quick else 2.0)
+    rounds = 2 if args.quick else ROUNDS
+    contenders, absent = find(shape)
+    admitted, verdicts = admit(contenders, shape)
+    memory_limit = machine.memory_limit(shape.device) // (4 if args.quick else 1)
+    cases, left_out = plan(admitted, shape, lengths, memory_limit)
+    data = new_record(shape, lengths, contenders, absent)
+    data["command"] = command(sys.argv[1:])
+    data["settings"] |= {"seconds": seconds, "rounds": rounds, "memory_limit_bytes": memory_limit}
+    data["gate"] = verdicts
+    others = machine.Others()
+    data["timings"] = race(cases, seconds, progress, rounds) + left_out
+    data["others_share"] = others.share()
+    if not args.no_memory:
+        skipped = [x for x in left_out if x["phase"] == memory.PHASE]
+        data["memory"] = memory.measure_all(cases, progress) + skipped
+    ours = next((c for c in admitted if c.name == "cosformer"), None)
+    if ours:
+        data["decoding"] = decoding.measure(shape, progress)
+        data["profiles"] = explain(data, ours, shape)
+    return data
+
+
+def write(data: dict[str, Any], folder: Path, stem: str) -> None:
+    """Report and plot of a record, next to each other; without matplotlib, the report alone."""
+    try:
+        drawn = draw(data, folder / f"{stem}.png")
+    except ImportError:
+        drawn = False
+        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
+    (folder / f"{stem}.md").write_text(to_markdown(data, f"{stem}.png" if drawn else None))
+    for ending in ("json", "md", "png") if drawn else ("json", "md"):
+        print(folder / f"{stem}.{ending}")
+
+
+def main() -> None:
+    p = parser()
+    args = p.parse_args()
+    if args.render:
+        try:
+            data = json.loads(args.render.read_text())
+        except (OSError, ValueError):
+            p.error(f"--render {args.render} cannot be read as JSON")
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            p.error(f"--render {args.render} is not a record of this benchmark")
+        write(data, args.out or args.render.parent, args.render.stem)
+        return
+    shape, lengths = settings(p, args)
+    folder: Path = args.out or Path(__file__).resolve().parent / "reports"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        p.error(f"--out {folder} cannot be used: {error.strerror}")
+    data = measure(args, shape, lengths, Progress())
+    stem = f"operator-{shape.device.type}-{data['date'][:10].replace('-', '')}"
+    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    print(to_terminal(data) + "\n")
+    write(data, folder, stem)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\nStopped; nothing was written.")

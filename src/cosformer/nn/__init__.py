@@ -1,0 +1,5 @@
+"""Modules around the operator."""
+
+from cosformer.nn.attention import CosformerAttention
+
+__all__ = ["CosformerAttention"]

@@ -1,0 +1,36 @@
+"""The angles (pi/2) i / M of the cosine re-weighting, always formed in float64.
+
+Casting a position or an angle to the inputs' own type first is what makes the authors' module
+lose the cosine in half precision; float64 costs nothing here, there is one angle per position.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def length_or(horizon: float | None, q: Tensor, k: Tensor) -> float:
+    """M where it was given, else the paper's choice. The choice is made late because a compiled graph
+    that carried it as a number would be compiled again for every length."""
+    return float(max(q.shape[1], k.shape[1])) if horizon is None else horizon
+
+
+def angle(positions: Tensor, horizon: float) -> Tensor:
+    """(pi/2) positions / M; any shape, float64."""
+    wide = torch.float32 if positions.device.type == "mps" else torch.float64
+    return positions.to(wide) * (math.pi / 2 / horizon)
+
+
+def cos_sin(positions: Tensor, horizon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    theta = angle(positions, horizon)
+    return theta.cos().to(dtype), theta.sin().to(dtype)
+
+
+def cos_of_distance(
+    queries: Tensor, keys: Tensor, horizon: float, dtype: torch.dtype, causal: bool
+) -> Tensor:
+    """cos((pi/2)(i - j)/M) [Tq, Tk], zero for j > i where causal."""
+    distance = queries[:, None] - keys[None, :]
+    weight = angle(distance, horizon).cos().to(dtype)
+    return weight.masked_fill(distance < 0, 0.0) if causal else weight

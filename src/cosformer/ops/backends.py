@@ -1,0 +1,135 @@
+"""Who can run the operator, and why not.
+
+A backend declares what it cannot do: `not_supported_reasons` answers with sentences, none if it can
+serve. "auto" takes the first that can; a named backend obeys or raises with its reasons.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.angles import length_or
+from cosformer.ops.reference import reference
+from cosformer.ops.state import CosformerState
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call of `cosformer_attention` after validation. Defaults are filled in but for `horizon`, where
+    None still means max(Tq, Tk)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    causal: bool
+    horizon: float | None
+    key_mask: Tensor | None
+    query_offset: int
+    cu_seqlens: Tensor | None
+    eps: float
+    state: CosformerState | None
+    return_state: bool
+
+
+Result = tuple[Tensor, CosformerState | None]
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str
+    summary: str
+    not_available_reason: Callable[[], str | None]
+    not_supported_reasons: Callable[[Request], list[str]]
+    run: Callable[[Request], Result]
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One line of `cosformer.backends()`."""
+
+    name: str
+    summary: str
+    available: bool
+    reason: str | None
+
+
+def _run_reference(r: Request) -> Result:
+    return reference(**(r.__dict__ | {"horizon": length_or(r.horizon, r.q, r.k)}))
+
+
+def _run_chunked(r: Request) -> Result:
+    from cosformer.ops.chunked_op import chunked_attention
+
+    s = r.state
+    positions = None if s is None else s.positions
+    if r.return_state and positions is None:  # a state counts from the first key: fix the origin there
+        rows = r.q.shape[0] if r.cu_seqlens is None else r.cu_seqlens.shape[0] - 1
+        positions = r.q.new_zeros(rows, dtype=torch.int64)
+    out, _, _, numerator, denominator = chunked_attention(
+        r.q, r.k, r.v, r.key_mask, r.cu_seqlens, None if s is None else s.numerator,
+        None if s is None else s.denominator, positions, r.causal, r.query_offset, r.horizon, r.eps,
+        r.return_state,
+    )  # fmt: skip
+    if not r.return_state or positions is None or r.horizon is None:
+        return out, None
+    return out, CosformerState(numerator, denominator, *_seen_after(r, positions), r.horizon)
+
+
+def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
+    """How many positions each row has seen after this call, and a bound on it that needs no look."""
+    bound = r.k.shape[1] + (0 if r.state is None else r.state.seen)
+    if r.cu_seqlens is None:
+        return before + r.k.shape[1], bound
+    after = before + r.cu_seqlens.diff()
+    known = after.device.type == "cpu" and not torch.compiler.is_compiling()
+    return after, int(after.max()) if known else bound
+
+
+def _reference_reasons(r: Request) -> list[str]:
+    return []
+
+
+def _chunked_reasons(r: Request) -> list[str]:
+    return []
+
+
+# Fastest first; "auto" takes the first that is available and supports the request.
+_BACKENDS = (
+    Backend(
+        "chunked",
+        "linear time and memory in plain PyTorch, any device",
+        lambda: None,
+        _chunked_reasons,
+        _run_chunked,
+    ),
+    Backend(
+        "reference",
+        "the paper's equation, quadratic, any device",
+        lambda: None,
+        _reference_reasons,
+        _run_reference,
+    ),
+)
+
+NAMES = ("auto", *(b.name for b in _BACKENDS))
+
+
+def backends() -> list[BackendStatus]:
+    """Every backend, whether it can be used on this machine, and if not, why."""
+    reasons = [(b, b.not_available_reason()) for b in _BACKENDS]
+    return [BackendStatus(b.name, b.summary, reason is None, reason) for b, reason in reasons]
+
+
+def run(name: str, request: Request) -> Result:
+    refusals = []
+    for backend in _BACKENDS:
+        if name not in ("auto", backend.name):
+            continue
+        unavailable = backend.not_available_reason()
+        reasons = backend.not_supported_reasons(request) if unavailable is None else [unavailable]
+        if not reasons:
+            return backend.run(request)
+        refusals.append(f"{backend.name}: {'; '.join(reasons)}")
+    raise ValueError(f"no backend can serve this call of cosformer_attention ({' | '.join(refusals)}).")

@@ -1,0 +1,40 @@
+"""Checks that several places share; each error says what was wrong, what was expected, what to do."""
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+WIDE = (torch.float32, torch.float64)
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, but got {value!r}.")
+    return value
+
+
+def positive(name: str, value: Any) -> float:
+    """A positive finite number as a float; symbolic sizes pass (their checks are guards)."""
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return torch.sym_float(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, but got {value!r} of type {type(value).__name__}.")
+    number = float(value) if value < 10**300 else math.inf
+    if not 0 < number < math.inf:  # refuses NaN too
+        raise ValueError(f"{name} must be a positive finite number, but got {value}.")
+    return number
+
+
+def epsilon(value: Any) -> float:
+    eps = positive("eps", value)
+    if eps < torch.finfo(torch.float32).tiny:
+        raise ValueError(f"eps must be a normal float32 number, at least 1.2e-38, but got {value}.")
+    return eps
+
+
+def positive_int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} must be a positive int, but got {value!r}.")
+    return int(value)

@@ -1,0 +1,335 @@
+"""The public function: what its arguments mean, whether they fit together, and who computes it."""
+
+import itertools
+from numbers import Integral
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.backends import NAMES, Request, run
+from cosformer.ops.checks import epsilon, flag, positive
+from cosformer.ops.packing import document_bounds
+from cosformer.ops.state import CosformerState
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@overload
+def cosformer_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = ...,
+    horizon: float | None = ...,
+    key_mask: Tensor | None = ...,
+    query_offset: int | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    eps: float = ...,
+    state: CosformerState | None = ...,
+    return_state: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def cosformer_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = ...,
+    horizon: float | None = ...,
+    key_mask: Tensor | None = ...,
+    query_offset: int | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    eps: float = ...,
+    state: CosformerState | None = ...,
+    return_state: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, CosformerState]: ...
+
+
+@overload
+def cosformer_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = ...,
+    horizon: float | None = ...,
+    key_mask: Tensor | None = ...,
+    query_offset: int | None = ...,
+    cu_seqlens: Tensor | None = ...,
+    eps: float = ...,
+    state: CosformerState | None = ...,
+    return_state: bool,
+    backend: str = ...,
+) -> Tensor | tuple[Tensor, CosformerState]: ...
+
+
+def cosformer_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    horizon: float | None = None,
+    key_mask: Tensor | None = None,
+    query_offset: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    eps: float = 1e-6,
+    state: CosformerState | None = None,
+    return_state: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, CosformerState]:
+    """Linear attention with ReLU features and the cosine re-weighting of cosFormer (ICLR 2022):
+
+        o_i = sum_j w_ij v_j / max(sum_j w_ij, eps),   w_ij = (ReLU(q_i) . ReLU(k_j)) cos((pi/2)(i - j)/M)
+
+    exactly, at a cost that grows with the length and not with its square.
+
+    Args:
+        q: queries [B, Tq, H, D], float16, bfloat16, float32 or float64, any strides.
+        k: keys [B, Tk, Hk, D]. H is a multiple of Hk: each key head serves H / Hk query heads.
+        v: values [B, Tk, Hk, Dv].
+        causal: query i sees the keys at its own position and before.
+        horizon: M, the distance at which a weight reaches zero. None means max(Tq, Tk), the paper's
+            choice; state it wherever the same text may come at another length (padded, packed, cut).
+            A distance beyond it is an error: the weights would turn negative.
+        key_mask: bool [B, Tk], True = may be attended to. Masked keys have no influence whatever
+            they hold, NaN included; a query that sees no key at all gives zeros.
+        query_offset: position of the first query, seen from the first key of this call. By default
+            Tk - Tq if causal (aligned at the end, as cached decoding needs), else 0.
+        cu_seqlens: int [N + 1], bounds of N documents packed into one row (B = 1, Tq = Tk); no
+            document sees another. States then have a row for each document.
+        eps: lower bound of the denominator.
+        state: what came before this call's keys, from `return_state`.
+        return_state: also return the state after this call's keys.
+        backend: "auto", or one of `cosformer.backends()` by name.
+
+    Returns:
+        [B, Tq, H, Dv] in q's dtype; with `return_state`, a pair of it and a `CosformerState`.
+    """
+    q, k, v = _under_autocast(q, k, v)
+    _check_tensors(q, k, v, state)
+    causal = flag("causal", causal)
+    return_state = flag("return_state", return_state)
+    eps = epsilon(eps)
+    if key_mask is not None:
+        _check_mask(key_mask, k)
+    if cu_seqlens is not None:
+        _check_packing(cu_seqlens, q, k, key_mask, query_offset)
+    if state is not None:
+        _check_state(state, q, k, v, cu_seqlens)
+    offset = _offset(query_offset, q, k, causal)
+    m = _horizon(horizon, state, return_state)
+    _check_distances(q, k, causal, offset, m, state, cu_seqlens)
+    if backend not in NAMES:
+        raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
+    request = Request(q, k, v, causal, m, key_mask, offset, cu_seqlens, eps, state, return_state)
+    out, after = run(backend, request)
+    return out if after is None else (out, after)
+
+
+def _under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inside an autocast region, inputs take its type, as they do for PyTorch's own attention."""
+    device = q.device.type if isinstance(q, Tensor) else "cpu"
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return q, k, v
+    to = torch.get_autocast_dtype(device)
+    return tuple(
+        x.to(to) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
+        for x in (q, k, v)
+    )  # type: ignore[return-value]
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, state: CosformerState | None) -> None:
+    for name, x, layout in (
+        ("q", q, "[B, Tq, H, D]"),
+        ("k", k, "[B, Tk, Hk, D]"),
+        ("v", v, "[B, Tk, Hk, Dv]"),
+    ):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor {layout}, but got {type(x).__name__}.")
+        if x.dim() != 4:
+            raise ValueError(f"{name} must have 4 dimensions {layout}, but got shape {_shape(x)}.")
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, but got {x.dtype}.")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, but got layout {x.layout}.")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name} must have q's dtype {q.dtype}, but got {x.dtype}; cast one of them.")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, but got {x.device}.")
+        if x.shape[0] != q.shape[0]:
+            raise ValueError(
+                f"{name} must have q's batch size {q.shape[0]}, but got {x.shape[0]} (shape {_shape(x)})."
+            )
+    if k.shape[1] != v.shape[1]:
+        raise ValueError(f"v must have k's length {k.shape[1]}, but got {v.shape[1]} (shape {_shape(v)}).")
+    if k.shape[2] != v.shape[2]:
+        raise ValueError(f"v must have k's {k.shape[2]} heads, but got {v.shape[2]} (shape {_shape(v)}).")
+    if k.shape[3] != q.shape[3]:
+        raise ValueError(f"k must have q's head size {q.shape[3]}, but got {k.shape[3]} (shape {_shape(k)}).")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        for axis, size in (("batch", x.shape[0]), ("number of heads", x.shape[2]), ("head size", x.shape[3])):
+            if size == 0:
+                raise ValueError(f"{name} must have a {axis} of at least 1, but got shape {_shape(x)}.")
+    if q.shape[2] % k.shape[2] != 0:
+        raise ValueError(
+            f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]} (shape {_shape(q)})."
+        )
+    if q.shape[1] == 0:
+        raise ValueError(f"q must have a length of at least 1, but got shape {_shape(q)}.")
+    if k.shape[1] == 0 and state is None:
+        raise ValueError(
+            f"k must have a length of at least 1 where no state is given, but got shape {_shape(k)}."
+        )
+
+
+def _check_mask(key_mask: Tensor, k: Tensor) -> None:
+    if not isinstance(key_mask, Tensor):
+        raise TypeError(f"key_mask must be a bool tensor [B, Tk], but got {type(key_mask).__name__}.")
+    if key_mask.dtype != torch.bool:
+        raise TypeError(
+            f"key_mask must be bool, True = may be attended to, but got {key_mask.dtype}; "
+            "for a 0/1 mask pass mask.bool()."
+        )
+    if key_mask.shape != k.shape[:2]:
+        raise ValueError(f"key_mask must have shape [B, Tk] = {_shape(k)[:2]}, but got {_shape(key_mask)}.")
+    if key_mask.device != k.device:
+        raise ValueError(f"key_mask must be on k's device {k.device}, but got {key_mask.device}.")
+
+
+def _check_state(state: CosformerState, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> None:
+    if not isinstance(state, CosformerState):
+        raise TypeError(f"state must be a CosformerState, but got {type(state).__name__}.")
+    rows, kind = (q.shape[0], "rows of the batch")
+    if cu_seqlens is not None:
+        rows, kind = (cu_seqlens.shape[0] - 1, "documents of cu_seqlens")
+    if state.batch != rows:
+        raise ValueError(f"state must have one row for each of the {rows} {kind}, but got {state.batch}.")
+    expected = (rows, k.shape[2], 2, k.shape[3], v.shape[3])
+    if tuple(state.numerator.shape) != expected or tuple(state.denominator.shape) != expected[:-1]:
+        raise ValueError(
+            f"state must have a numerator [B, Hk, 2, D, Dv] = {list(expected)} for these k and v, but got "
+            f"{_shape(state.numerator)}; it comes from a call with other heads or head sizes."
+        )
+    if state.numerator.device != q.device:
+        raise ValueError(
+            f"state must be on q's device {q.device}, but got {state.numerator.device}; "
+            "use state.to(q.device)."
+        )
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    for x in (state.numerator, state.denominator):
+        if x.dtype != wide:
+            raise TypeError(f"state must be {wide} for {q.dtype} inputs, but got {x.dtype}.")
+    if state.positions.dtype != torch.int64 or state.positions.shape != (rows,):
+        raise ValueError(
+            f"state must have int64 positions [{rows}], but got {state.positions.dtype} "
+            f"{_shape(state.positions)}."
+        )
+
+
+def _check_packing(
+    cu_seqlens: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None, query_offset: int | None
+) -> None:
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be an integer tensor [N + 1], but got {type(cu_seqlens).__name__}.")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, but got {cu_seqlens.dtype}.")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(
+            f"cu_seqlens must be one-dimensional with at least 2 entries, but got shape {_shape(cu_seqlens)}."
+        )
+    if cu_seqlens.device != q.device:
+        raise ValueError(f"cu_seqlens must be on q's device {q.device}, but got {cu_seqlens.device}.")
+    if q.shape[0] != 1:
+        raise ValueError(
+            f"cu_seqlens needs a batch of 1 (documents packed into one row), but got {q.shape[0]}."
+        )
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"cu_seqlens needs q and k of the same length, but got Tq = {q.shape[1]} and Tk = {k.shape[1]}."
+        )
+    if key_mask is not None:
+        raise ValueError("key_mask and cu_seqlens do not go together: leave padding out of a packed row.")
+    if query_offset is not None and query_offset != 0:
+        raise ValueError(f"query_offset must be left out with cu_seqlens, but got {query_offset}.")
+
+
+def _offset(query_offset: int | None, q: Tensor, k: Tensor, causal: bool) -> int:
+    if query_offset is None:
+        return k.shape[1] - q.shape[1] if causal else 0
+    if isinstance(query_offset, torch.SymInt):
+        return query_offset
+    if isinstance(query_offset, bool) or not isinstance(query_offset, Integral):
+        raise TypeError(f"query_offset must be an int, but got {type(query_offset).__name__}.")
+    return int(query_offset)
+
+
+def _horizon(horizon: float | None, state: CosformerState | None, return_state: bool) -> float | None:
+    if horizon is None:
+        if state is not None or return_state:
+            raise ValueError(
+                "horizon must be given together with state or return_state: a carried state is only right "
+                "for the M it was made with. Choose the longest length the text may reach."
+            )
+        return None
+    m = positive("horizon", horizon)
+    if state is not None and state.horizon != m:
+        raise ValueError(f"state was made with horizon {state.horizon:g}, but this call has horizon {m:g}.")
+    return m
+
+
+def _check_distances(
+    q: Tensor,
+    k: Tensor,
+    causal: bool,
+    offset: int,
+    horizon: float | None,
+    state: CosformerState | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """No query may be further than M from a key it sees: there the weights would turn negative."""
+    tq, tk = q.shape[1], k.shape[1]
+    seen = 0 if state is None else state.seen
+    if horizon is None:
+        if cu_seqlens is None and offset == (tk - tq if causal else 0):
+            return  # the lengths themselves: enough for every distance between them
+        horizon = max(tq, tk)
+    if cu_seqlens is not None:
+        if torch.compiler.is_compiling():
+            return  # the bounds are data: they are looked at when the graph runs
+        bounds = document_bounds(cu_seqlens, tq)
+        past = [0] * (len(bounds) - 1) if state is None else state.positions.tolist()
+        lengths = [b - a for a, b in itertools.pairwise(bounds)]
+        longest = max((n + p for n, p in zip(lengths, past, strict=True) if n > 0), default=1)
+        _refuse_beyond(longest - 1, horizon, longest - 1)
+        return
+    if causal and offset < -1 and seen > 0:
+        raise ValueError(
+            f"query_offset must be at least -1 where causal queries meet a state, but it is {offset}: an "
+            "earlier query would see only a part of the past, and the state holds its sum."
+        )
+    back = seen + offset + tq - 1  # from the last query to the first key ever seen
+    ahead = tk - 1 - offset if tk > 0 else -1 - offset  # from the first query to the last key
+    _refuse_beyond(back, horizon, seen + offset + tq - 1)
+    if not causal:
+        _refuse_beyond(ahead, horizon, seen + offset)
+
+
+def _refuse_beyond(distance: int, horizon: float, position: int) -> None:
+    if distance > horizon:
+        raise ValueError(
+            f"horizon {horizon:g} is too small: the query at position {position} would stand {distance} away "
+            f"from a key, and beyond the horizon the weights turn negative. Give a horizon of at least "
+            f"{distance}."
+        )
+
+
+def _shape(x: Tensor) -> list[int]:
+    return list(x.shape)

@@ -1,0 +1,139 @@
+"""Several documents in one row (`cu_seqlens`): each is computed as if it were alone.
+
+Long documents go through the operator one by one, as views; short ones are gathered side by side as
+rows of a batch, padded to the next power of two behind their last token, and masked there. No sum
+ever runs over tokens of two documents, so nothing one of them holds can reach another.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops import chunked
+
+_SHORT = 256  # longer documents fill the operator's buffers by themselves
+_GATHERED = 8192  # tokens at a time, so that the copies stay small
+
+
+class Bundle(NamedTuple):
+    """Documents computed together: their numbers, their tokens [documents, length], the real ones."""
+
+    documents: Tensor
+    tokens: Tensor | slice
+    real: Tensor | None
+
+    def take(self, x: Tensor) -> Tensor:
+        """[1, T, ...] as [documents, length, ...]."""
+        return x[:, self.tokens] if isinstance(self.tokens, slice) else x[0, self.tokens]
+
+    def put(self, into: Tensor, x: Tensor) -> None:
+        if isinstance(self.tokens, slice):
+            into[:, self.tokens] = x
+        else:
+            into[0, self.tokens[self.real]] = x[self.real]
+
+
+def document_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
+    """The bounds as numbers, after looking at them."""
+    bounds: list[int] = cu_seqlens.tolist()
+    if bounds[0] != 0:
+        raise ValueError(f"cu_seqlens must start at 0, but it starts at {bounds[0]}.")
+    for i, (a, b) in enumerate(itertools.pairwise(bounds)):
+        if b < a:
+            raise ValueError(
+                f"cu_seqlens must never fall, but it goes from {a} to {b} (document {i}); it holds the "
+                "running sum of the documents' lengths."
+            )
+    if bounds[-1] != length:
+        raise ValueError(
+            f"cu_seqlens must end at the length of the row, {length}, but it ends at {bounds[-1]}."
+        )
+    return bounds
+
+
+def bundles(bounds: list[int], device: torch.device) -> Iterator[Bundle]:
+    by_size: dict[int, list[int]] = {}
+    for n, (a, b) in enumerate(itertools.pairwise(bounds)):
+        if b - a > _SHORT:
+            yield Bundle(torch.tensor([n], device=device), slice(a, b), None)
+        elif b > a:
+            by_size.setdefault(1 << (b - a - 1).bit_length(), []).append(n)
+    bound = torch.tensor(bounds, device=device)
+    for size, numbers in sorted(by_size.items()):
+        for i in range(0, len(numbers), _GATHERED // size):
+            documents = torch.tensor(numbers[i : i + _GATHERED // size], device=device)
+            start, stop = bound[documents, None], bound[documents + 1, None]
+            tokens = start + torch.arange(size, device=device)
+            yield Bundle(documents, torch.minimum(tokens, stop - 1), tokens < stop)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    state: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    horizon: float,
+    eps: float,
+    need_state: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """As chunked.forward; states and positions have one row a document. Nothing is kept."""
+    bounds = document_bounds(cu_seqlens, q.shape[1])
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    den = q.new_empty(q.shape[:-1], dtype=wide)
+    after = None
+    if need_state:
+        shape = (len(bounds) - 1, k.shape[2], 2 * k.shape[3], v.shape[3] + 1)
+        after = torch.zeros(shape, dtype=wide, device=q.device) if state is None else state.clone()
+    for b in bundles(bounds, q.device):
+        came, at = (None if x is None else x[b.documents] for x in (state, positions))
+        q_, k_, v_ = b.take(q), b.take(k), b.take(v)
+        o, d, _, s = chunked.forward(q_, k_, v_, b.real, came, at, causal, 0, horizon, eps, need_state)
+        b.put(out, o)
+        b.put(den, d)
+        if after is not None and s is not None:
+            after[b.documents] = s
+    return out, den, after
+
+
+def backward(
+    grad: Tensor,
+    grad_state: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    den: Tensor,
+    cu_seqlens: Tensor,
+    state: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    horizon: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """As chunked.backward, document by document."""
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dstate = None if state is None else torch.zeros_like(state)
+    if dstate is not None and grad_state is not None:
+        dstate.copy_(grad_state)  # what an empty document passes on
+    for b in bundles(document_bounds(cu_seqlens, q.shape[1]), q.device):
+        came, at, gs = (None if x is None else x[b.documents] for x in (state, positions, grad_state))
+        g = b.take(grad)
+        if b.real is not None:
+            g = g.masked_fill(~b.real[..., None, None], 0)
+        q_, k_, v_, o, d = b.take(q), b.take(k), b.take(v), b.take(out), b.take(den)
+        dq_, dk_, dv_, ds = chunked.backward(
+            g, gs, q_, k_, v_, o, d, None, b.real, came, at, causal, 0, horizon, eps
+        )
+        b.put(dq, dq_)
+        b.put(dk, dk_)
+        b.put(dv, dv_)
+        if dstate is not None and ds is not None:
+            dstate[b.documents] = ds
+    return dq, dk, dv, dstate

@@ -1,0 +1,19 @@
+"""Every test starts from the same seed, on one thread, and with uninitialised memory full of NaN:
+what is not written is not silently zero."""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+# The reference multiplies in the inputs' own type, and oneDNN's bfloat16 products die of an illegal
+# instruction on virtual machines that announce AMX without allowing it. Nothing else here uses oneDNN.
+torch.backends.mkldnn.set_flags(False)
+
+
+@pytest.fixture(autouse=True)
+def _same_start():
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,115 @@
+"""The chunked operator equals the paper's equation: values and all gradients, in float64."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from .cases import distance, make
+
+LENGTHS = (1, 2, 63, 64, 65, 128, 1000)
+SHAPES = {  # head size, value size, heads, key heads
+    "8": (8, 8, 2, 2),
+    "17": (17, 17, 1, 1),
+    "48x80": (48, 80, 2, 1),
+    "80x17": (80, 17, 2, 2),
+    "96": (96, 96, 3, 1),
+    "128x8": (128, 8, 1, 1),
+    "128": (128, 128, 2, 2),
+    "grouped": (16, 16, 6, 2),
+}
+KINDS = {
+    "plain": {},
+    "mask": {"mask": True},
+    "packed": {"documents": 5},
+    "state": {"state": True},
+    "mask+state": {"mask": True, "state": True},
+    "packed+state": {"documents": 5, "state": True},
+}
+
+
+def assert_equal_to_reference(case, tolerance=1e-10):
+    ours, paper = case.results("chunked"), case.results("reference")
+    for name, expected in paper.items():
+        assert distance(ours[name], expected) <= tolerance, name
+
+
+# The reference writes its state out token by token: long states are compared at one shape.
+COMBINATIONS = [
+    (length, shape, kind)
+    for length, shape, kind in product(LENGTHS, SHAPES, KINDS)
+    if not (length == 1000 and kind.endswith("state") and shape != "grouped")
+]
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(("length", "shape", "kind"), COMBINATIONS)
+def test_self_attention(length, shape, kind, causal):
+    dim, value_dim, heads, kv_heads = SHAPES[shape]
+    assert_equal_to_reference(
+        make(
+            batch=1 if length == 1000 else 2, tq=length, dim=dim, value_dim=value_dim, heads=heads,
+            kv_heads=kv_heads, causal=causal, **KINDS[kind],
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask", "state", "mask+state"])
+@pytest.mark.parametrize(
+    ("tq", "tk", "offset"),
+    [
+        (1, 300, None), (300, 1, None), (65, 200, None), (200, 65, None), (200, 300, 0), (300, 200, 40),
+        (200, 300, -170), (150, 300, 500), (300, 150, -400), (64, 64, 64), (130, 130, -1), (130, 130, 1),
+        (2, 1000, 400),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "cross"])
+def test_queries_and_keys_of_other_lengths(tq, tk, offset, causal, kind):
+    if causal and kind.endswith("state") and (tk - tq if offset is None else offset) < -1:
+        offset = -1  # earlier queries would see a part of the state: refused (test_errors.py)
+    assert_equal_to_reference(
+        make(
+            tq=tq, tk=tk, query_offset=offset, causal=causal, heads=4, kv_heads=2, dim=16, value_dim=24,
+            horizon=3000, **KINDS[kind],
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_tight_horizon(causal):
+    """M = T - 1: the furthest weight is exactly zero."""
+    assert_equal_to_reference(make(tq=300, horizon=299, causal=causal))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_several_tiles_of_the_batch(causal, monkeypatch):
+    """A batch walked in tiles, several chunks to a step, equals the same batch walked at once."""
+    monkeypatch.setattr("cosformer.ops.steps.BUFFER", 2**13)
+    assert_equal_to_reference(make(batch=5, tq=300, heads=2, dim=16, causal=causal, mask=True, state=True))
+
+
+@pytest.mark.parametrize("documents", [1, 7, 400])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_many_documents(documents, causal):
+    assert_equal_to_reference(make(tq=1200, dim=8, heads=2, documents=documents, causal=causal))
+
+
+def test_no_keys_but_a_state():
+    """Cross-attention to keys that were turned into a state once: no keys are left in the call."""
+    case = make(tq=70, tk=0, state=True, causal=False, horizon=500, query_offset=-30)
+    assert_equal_to_reference(case)
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask", "packed", "state", "packed+state"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("length", [5, 70])
+def test_gradcheck(length, causal, kind):
+    case = make(batch=1, tq=length, heads=2, kv_heads=1, dim=3, value_dim=2, causal=causal, **KINDS[kind])
+    names = list(case.tensors)
+
+    def f(*leaves):
+        made = type(case)(dict(zip(names, leaves, strict=True)), case.options).call("chunked")
+        return made if isinstance(made, torch.Tensor) else (made[0], made[1].numerator, made[1].denominator)
+
+    leaves = [x.requires_grad_() for x in case.tensors.values()]
+    assert torch.autograd.gradcheck(f, leaves, fast_mode=length > 5)

@@ -1,0 +1,76 @@
+"""The public interface, frozen: a change here is a change for every user and belongs in CHANGELOG.md."""
+
+import inspect
+import tomllib
+from pathlib import Path
+
+import cosformer
+import cosformer.nn
+import cosformer.ops
+
+ROOT = Path(__file__).parents[1]
+
+
+def signature(f):
+    """Names, kinds and defaults; annotations may be refined."""
+    parameters = [p.replace(annotation=p.empty) for p in inspect.signature(f).parameters.values()]
+    return str(inspect.Signature(parameters))
+
+
+def test_names():
+    assert sorted(cosformer.__all__) == [
+        "CosformerAttention", "CosformerState", "backends", "cosformer_attention"
+    ]  # fmt: skip
+    assert sorted(cosformer.ops.__all__) == [
+        "BackendStatus", "CosformerState", "backends", "cosformer_attention"
+    ]  # fmt: skip
+    assert cosformer.nn.__all__ == ["CosformerAttention"]
+    for package in (cosformer, cosformer.ops, cosformer.nn):
+        for name in package.__all__:
+            assert getattr(package, name).__doc__, name
+
+
+def test_operator():
+    assert signature(cosformer.cosformer_attention) == (
+        "(q, k, v, *, causal=False, horizon=None, key_mask=None, query_offset=None, cu_seqlens=None, "
+        "eps=1e-06, state=None, return_state=False, backend='auto')"
+    )
+
+
+def test_module():
+    assert signature(cosformer.CosformerAttention) == (
+        "(embed_dim, num_heads, *, kdim=None, vdim=None, num_kv_heads=None, causal=False, horizon=None, "
+        "bias=True, eps=1e-06, backend='auto', device=None, dtype=None)"
+    )
+    assert signature(cosformer.CosformerAttention.forward) == (
+        "(self, query, key=None, value=None, key_mask=None, state=None, *, query_offset=None, "
+        "cu_seqlens=None, return_state=False)"
+    )
+
+
+def test_state():
+    state = cosformer.CosformerState
+    assert signature(state) == "(numerator, denominator, positions, seen, horizon)"
+    assert signature(state.zeros) == (
+        "(batch, num_kv_heads, head_dim, value_dim=None, *, horizon, device=None, dtype=torch.float32)"
+    )
+    public = {name for name in vars(state) if not name.startswith("_")}
+    assert public >= {"zeros", "batch", "nbytes", "to", "select", "repeat", "detach", "clone"}
+
+
+def test_backends():
+    found = {b.name: b for b in cosformer.backends()}
+    assert list(found) == ["chunked", "reference"]
+    for backend in found.values():
+        assert backend.available
+        assert backend.reason is None
+        assert backend.summary
+
+
+def test_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cosformer.__version__ == project["version"]
+
+
+def test_is_typed():
+    assert (Path(cosformer.__file__).parent / "py.typed").is_file()
