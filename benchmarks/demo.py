@@ -70,7 +70,9 @@ def comparison(data: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    Parser(prog="demo.py", description=__doc__).parse_args()
+    p = Parser(prog="demo.py", description=__doc__)
+    p.parse_args()
+    p.need_cosformer()
     shape = Shape(1, EXACT_AT, 8, 64, torch.float32, torch.device("cpu"))
     progress = Progress(every=5.0)
 

@@ -1,7 +1,7 @@
 """Time and peak memory of cosFormer attention against sequence length, beside softmax attention and
 the other ways to compute cosFormer. Writes a report: JSON (everything), Markdown and a plot."""
 
-import os.path
+import os
 import sys
 
 # Run as a file, this folder would come first on the path and this file would pass for the standard
@@ -34,8 +34,8 @@ QUICK = (256, 1024, 4096)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 EXAMPLES = """examples:
-  python benchmarks/operator.py                          the whole report on this CPU (a quarter of an hour)
-  python benchmarks/operator.py --quick --out /tmp/try   a first impression in under a minute
+  python benchmarks/operator.py                          the whole report on this CPU
+  python benchmarks/operator.py --quick --out /tmp/try   a first impression: three lengths, few repetitions
   python benchmarks/operator.py --device cuda --dtype bfloat16 --batch 4 --heads 16
   python benchmarks/operator.py --lengths 1024,4096 --seconds 10 --no-memory
   python benchmarks/operator.py --render benchmarks/reports/operator-cpu-20260101.json
@@ -175,32 +175,46 @@ def write(data: dict[str, Any], folder: Path, stem: str) -> None:
         drawn = False
         print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
     (folder / f"{stem}.md").write_text(to_markdown(data, f"{stem}.png" if drawn else None))
-    for ending in ("json", "md", "png") if drawn else ("json", "md"):
+    for ending in ("md", "png") if drawn else ("md",):
         print(folder / f"{stem}.{ending}")
+
+
+def earlier(p: Parser, path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        p.error(f"--render {path} cannot be read as JSON")
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        p.error(f"--render {path} is not a record of this benchmark")
+    return data
+
+
+def folder_for(p: Parser, folder: Path) -> Path:
+    """Made where it is missing, before minutes are spent on what could not be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        p.error(f"--out {folder} cannot be used: {error.strerror}")
+    if not os.access(folder, os.W_OK):
+        p.error(f"--out {folder} cannot be written to")
+    return folder
 
 
 def main() -> None:
     p = parser()
     args = p.parse_args()
     if args.render:
-        try:
-            data = json.loads(args.render.read_text())
-        except (OSError, ValueError):
-            p.error(f"--render {args.render} cannot be read as JSON")
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            p.error(f"--render {args.render} is not a record of this benchmark")
-        write(data, args.out or args.render.parent, args.render.stem)
+        data = earlier(p, args.render)
+        write(data, folder_for(p, args.out or args.render.parent), args.render.stem)
         return
+    p.need_cosformer()
     shape, lengths = settings(p, args)
-    folder: Path = args.out or Path(__file__).resolve().parent / "reports"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        p.error(f"--out {folder} cannot be used: {error.strerror}")
+    folder = folder_for(p, args.out or Path(__file__).resolve().parent / "reports")
     data = measure(args, shape, lengths, Progress())
     stem = f"operator-{shape.device.type}-{data['date'][:10].replace('-', '')}"
     (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
     print(to_terminal(data) + "\n")
+    print(folder / f"{stem}.json")
     write(data, folder, stem)
 
 

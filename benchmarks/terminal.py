@@ -1,6 +1,7 @@
 """What a person at the terminal sees: one progress line, plain tables, one sentence for a mistake."""
 
 import argparse
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         sentence = message[:1].upper() + message[1:].rstrip(".")
         self.exit(2, f"{self.prog}: {sentence}. See --help.\n")
+
+    def need_cosformer(self) -> None:
+        if importlib.util.find_spec("cosformer") is None:
+            self.error("the package cosformer is not installed; run `pip install -e .` in the repository")
 
 
 class Progress:

@@ -101,7 +101,7 @@ def race(cases: list[Case], seconds: float, progress: Progress, rounds: int = RO
 
 def profile(call: Callable[[], object], device: torch.device, rows: int = 12) -> list[dict[str, Any]]:
     """Where the time of a call goes: the operations that take most of it, and what they allocate."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # it would write about itself
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or it writes about itself
     from torch.profiler import ProfilerActivity
 
     call()

@@ -85,7 +85,7 @@ def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state
         if step.has_k:
             k1, v1 = x.keys(step), x.values(step)
             torch.bmm(x.square(step, q1, k1).rows, v1.rows, out=n1.rows)
-        else:
+        elif s is None:
             n1.whole.zero_()
         chunks = len(n1.chunks)
         if s is not None or chunks > 1:
@@ -94,7 +94,7 @@ def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state
             phi_k = x.phi("k", k1, step).chunk_columns
         for c in range(chunks):
             if s is not None:
-                n1.chunks[c].baddbmm_(phi_q[c], s)
+                n1.chunks[c].baddbmm_(phi_q[c], s, beta=1 if step.has_k else 0)
             if step.has_k and (update or c + 1 < chunks):
                 s = _add_product(s, phi_k[c], v1.chunks[c])
         d = n1.whole[..., -1:]
@@ -161,12 +161,11 @@ def _backward(
             a = x.square(step, n1, v1)
             torch.bmm(a.rows, k1.rows, out=gq.rows)
             torch.bmm(a.columns, q1.rows, out=gk.rows)
-        else:
-            for g in (gq,) if step.has_q else (gk, gv):
-                g.whole.zero_()
 
+        if step.has_q and not step.has_k and s is None:
+            gq.whole.zero_()
         if step.has_q and s is not None:
-            dphi = x.buffer("dphi_q", q1.whole, 2 * x.d)
+            dphi = x.buffer("dphi", q1.whole, 2 * x.d)
             for c in range(chunks):
                 torch.bmm(n1.chunks[c], s.mT, out=dphi.chunks[c])
                 if c + 1 < chunks:
@@ -176,12 +175,15 @@ def _backward(
         if step.has_k and chunks > 1 and r is None:
             r = x.zero_state(step)
         reads = step.has_k and r is not None
+        if step.has_k and not step.has_q and r is None:
+            gk.whole.zero_()
+            gv.whole.zero_()
         if reads:
-            dphi = x.buffer("dphi_k", k1.whole, 2 * x.d)
+            dphi = x.buffer("dphi", k1.whole, 2 * x.d)
         for c in reversed(range(chunks)):
             if reads and r is not None:
                 torch.bmm(v1.chunks[c], r.mT, out=dphi.chunks[c])
-                gv.chunks[c].baddbmm_(phi_k.chunks[c], r)
+                gv.chunks[c].baddbmm_(phi_k.chunks[c], r, beta=1 if step.has_q else 0)
             if step.has_q and (c > 0 or i > 0 or carried):
                 r = _add_product(r, phi_q.chunk_columns[c], n1.chunks[c])
         if reads:
@@ -222,7 +224,8 @@ def _row_gradients(x: Walk, step: Step, healthy: bool) -> tuple[Buffer, Buffer]:
     n1 = x.buffer("n", q1.whole, x.dv + 1)
     dn = n1.whole[..., :-1]
     torch.mul(g, step.of["inverse"], out=dn)
-    torch.mul((dn * step.of["out"]).sum(-1, keepdim=True), step.of["free"], out=n1.whole[..., -1:])
+    go = torch.mul(dn, step.of["out"], out=x.buffer("gv", q1.whole, x.dv).whole)
+    torch.mul(go.sum(-1, keepdim=True), step.of["free"], out=n1.whole[..., -1:])
     if not healthy:
         unused = (g == 0).all(-1, keepdim=True)
         q1.whole.masked_fill_(unused, 0)

@@ -206,9 +206,9 @@ class Walk:
             has_q, has_k = s.q1 > s.q0, s.k1 > s.k0
             views: dict[str, tuple[Tensor, ...]] = {}
             if has_q:
-                views |= {n: self._cut(x[:, s.q0 : s.q1], s.chunk[0], s.stride) for n, x in of_q.items()}
+                views |= {n: self._cut(x, s.q0, s.q1, s.chunk[0], s.stride) for n, x in of_q.items()}
             if has_k:
-                views |= {n: self._cut(x[:, s.k0 : s.k1], s.chunk[1], s.stride) for n, x in of_k.items()}
+                views |= {n: self._cut(x, s.k0, s.k1, s.chunk[1], s.stride) for n, x in of_k.items()}
             for cut in zip(*views.values(), strict=True):
                 self.steps.append(Step(has_q, has_k, s.chunk, dict(zip(views, cut, strict=True))))
         # After the last step with queries, what keys add can only be told by an outgoing state.
@@ -216,10 +216,13 @@ class Walk:
         self._buffers: dict[tuple[str, torch.Size], Buffer] = {}
         self._weights: dict[tuple[int, int], Tensor] = {}
 
-    def _cut(self, x: Tensor, chunk: int, stride: int) -> tuple[Tensor, ...]:
-        """[B, T, heads, .] as pieces [chunks, B, Hk, group, chunk, .] of at most `stride` chunks."""
-        x = x.unflatten(1, (-1, chunk)).unflatten(3, (min(self.kv_heads, x.shape[2]), -1))
-        return x.permute(1, 0, 3, 4, 2, 5).split(stride)
+    def _cut(self, x: Tensor, start: int, stop: int, chunk: int, stride: int) -> tuple[Tensor, ...]:
+        """[B, start:stop, heads, .] as pieces [chunks, B, Hk, group, chunk, .] of at most `stride` chunks."""
+        kv_heads = min(self.kv_heads, x.shape[2])
+        group, (b, t, h, d) = x.shape[2] // kv_heads, x.stride()
+        shape = ((stop - start) // chunk, x.shape[0], kv_heads, group, chunk, x.shape[3])
+        strides = (chunk * t, b, group * h, h, t, d)
+        return x.as_strided(shape, strides, x.storage_offset() + start * t).split(stride)
 
     def slots(self, kept: Tensor) -> list[Tensor | None]:
         """Where in `kept` [B, Hk, .] each step finds its state [B, Hk, 2D, Dv+1] again; None where it
@@ -286,8 +289,11 @@ class Walk:
         return into
 
     def through_phi(self, side: str, grad: Buffer, dphi: Buffer, step: Step) -> None:
-        """Adds to dL/dx' what comes to it through phi(x)."""
-        grad.whole.addcmul_(dphi.halves[0], step.of["cos_" + side])
+        """Adds to dL/dx' what comes to it through phi(x); it is all there is in a step of one side."""
+        if step.has_q and step.has_k:
+            grad.whole.addcmul_(dphi.halves[0], step.of["cos_" + side])
+        else:
+            torch.mul(dphi.halves[0], step.of["cos_" + side], out=grad.whole)
         grad.whole.addcmul_(dphi.halves[1], step.of["sin_" + side])
 
     def square(self, step: Step, left: Buffer, right: Buffer) -> Buffer:
