@@ -98,8 +98,8 @@ def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state
             if step.has_k and (update or c + 1 < chunks):
                 s = _add_product(s, phi_k[c], v1.chunks[c])
         d = n1.whole[..., -1:]
-        step.of["den"].copy_(d)
-        torch.div(n1.whole[..., :-1], d.clamp_min(eps), out=step.of["out"])
+        step.of("den").copy_(d)
+        torch.div(n1.whole[..., :-1], d.clamp_min(eps), out=step.of("out"))
     return s
 
 
@@ -165,7 +165,7 @@ def _backward(
         if step.has_q and not step.has_k and s is None:
             gq.whole.zero_()
         if step.has_q and s is not None:
-            dphi = x.buffer("dphi", q1.whole, 2 * x.d)
+            dphi = x.buffer("large", q1.whole, 2 * x.d)
             for c in range(chunks):
                 torch.bmm(n1.chunks[c], s.mT, out=dphi.chunks[c])
                 if c + 1 < chunks:
@@ -173,13 +173,13 @@ def _backward(
             x.through_phi("q", gq, dphi, step)
 
         if step.has_k and chunks > 1 and r is None:
-            r = x.zero_state(step)
+            r = x.zero_state()
         reads = step.has_k and r is not None
         if step.has_k and not step.has_q and r is None:
             gk.whole.zero_()
             gv.whole.zero_()
         if reads:
-            dphi = x.buffer("dphi", k1.whole, 2 * x.d)
+            dphi = x.buffer("large", k1.whole, 2 * x.d)
         for c in reversed(range(chunks)):
             if reads and r is not None:
                 torch.bmm(v1.chunks[c], r.mT, out=dphi.chunks[c])
@@ -190,10 +190,10 @@ def _backward(
             x.through_phi("k", gk, dphi, step)
 
         if step.has_q:
-            _relu_backward(gq, q1, step.of["dq"])
+            _relu_backward(gq, q1, step.of("dq"))
         if step.has_k:
-            _relu_backward(gk, k1, step.of["dk"])
-            step.of["dv"].copy_(gv.whole[..., :-1])
+            _relu_backward(gk, k1, step.of("dk"))
+            step.of("dv").copy_(gv.whole[..., :-1])
     return r
 
 
@@ -207,7 +207,7 @@ def _states(x: Walk, state: Tensor | None, kept: Tensor | None) -> list[Tensor |
     for i, step in enumerate(x.steps):
         attends = step.has_q and step.has_k and not x.direct
         if attends and s is None:
-            s = x.zero_state(step)
+            s = x.zero_state()
         found.append(s.clone() if s is not None and attends else s)
         if step.has_k and i < x.last_read:
             s = _absorb(x, s, step)
@@ -220,12 +220,12 @@ def _row_gradients(x: Walk, step: Step, healthy: bool) -> tuple[Buffer, Buffer]:
     A row that nothing downstream uses (g = 0) takes no part, whatever it holds: a padded query full
     of NaN would otherwise reach the gradient of every key as 0 x NaN.
     """
-    q1, g = x.queries(step), step.of["grad"]
+    q1, g = x.queries(step), step.of("grad")
     n1 = x.buffer("n", q1.whole, x.dv + 1)
     dn = n1.whole[..., :-1]
-    torch.mul(g, step.of["inverse"], out=dn)
-    go = torch.mul(dn, step.of["out"], out=x.buffer("gv", q1.whole, x.dv).whole)
-    torch.mul(go.sum(-1, keepdim=True), step.of["free"], out=n1.whole[..., -1:])
+    torch.mul(g, step.of("inverse"), out=dn)
+    go = torch.mul(dn, step.of("out"), out=x.buffer("gv", q1.whole, x.dv).whole)
+    torch.mul(go.sum(-1, keepdim=True), step.of("free"), out=n1.whole[..., -1:])
     if not healthy:
         unused = (g == 0).all(-1, keepdim=True)
         q1.whole.masked_fill_(unused, 0)

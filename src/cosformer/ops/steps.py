@@ -5,7 +5,7 @@ The maths is in chunked.py; here is only what is read when, and where temporarie
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -45,6 +45,18 @@ class Segment(NamedTuple):
     k1: int
     chunk: tuple[int, int]
     stride: int
+
+    def steps(self) -> Iterator[tuple[int, int, int, int]]:
+        """The bounds of each step."""
+        q_step, k_step = self.chunk[0] * self.stride, self.chunk[1] * self.stride
+        count = -(-(self.q1 - self.q0) // q_step) if self.q1 > self.q0 else -(-(self.k1 - self.k0) // k_step)
+        for i in range(count):
+            yield (
+                min(self.q0 + i * q_step, self.q1),
+                min(self.q0 + (i + 1) * q_step, self.q1),
+                min(self.k0 + i * k_step, self.k1),
+                min(self.k0 + (i + 1) * k_step, self.k1),
+            )
 
 
 def is_direct(tq: int, tk: int, dims: tuple[int, int]) -> bool:
@@ -138,36 +150,72 @@ class Room(threading.local):
     """Memory for buffers, kept from call to call by each thread: on a CPU, fresh pages can cost
     more than the arithmetic done in them. Other devices have allocators that see to this."""
 
-    limit = 2**26
+    limit = 2**26  # bytes in all
+    shapes = 256  # looked at in the same memory, before they are forgotten
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.buffers: dict[tuple[str, tuple[int, ...], torch.dtype], Buffer] = {}
 
-    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        size = math.prod(shape)
-        flat = self.kept.get((name, dtype)) if device.type == "cpu" else None
-        if flat is None or flat.numel() < size:
-            self.kept.pop((name, dtype), None)
-            flat = torch.empty(size, dtype=dtype, device=device)
-            if device.type == "cpu" and sum(x.nbytes for x in self.kept.values()) + flat.nbytes <= self.limit:
-                self.kept[name, dtype] = flat
-        return flat[:size].view(shape)
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Buffer:
+        if device.type != "cpu":
+            return Buffer(torch.empty(shape, dtype=dtype, device=device))
+        key = (name, shape, dtype)
+        if key not in self.buffers:
+            size = math.prod(shape)
+            flat = self.memory.get((name, dtype))
+            if flat is None or flat.numel() < size or len(self.buffers) >= self.shapes:
+                self.buffers.clear()
+                self.memory.pop((name, dtype), None)
+                flat = torch.empty(size, dtype=dtype)
+                if sum(x.nbytes for x in self.memory.values()) + flat.nbytes > self.limit:
+                    return Buffer(flat.view(shape))
+                self.memory[name, dtype] = flat
+            self.buffers[key] = Buffer(flat[:size].view(shape))
+        return self.buffers[key]
 
 
 _room = Room()
 
 
-class Step(NamedTuple):
-    """What a step reads and writes: views [chunks, B, Hk, group, chunk, .] of the call's tensors."""
+class Operand(NamedTuple):
+    """A tensor [B, T, heads, width] along the queries or the keys, ready to be cut."""
 
-    has_q: bool
-    has_k: bool
+    x: Tensor
+    along_q: bool
+    sizes: tuple[int, int, int, int]  # B, Hk, group, width
+    strides: tuple[int, ...]
+    start: int
+
+
+class Step(NamedTuple):
+    """Queries [q0, q1) and keys [k0, k1) of a walk, in chunks of `size` tokens."""
+
+    q0: int
+    q1: int
+    k0: int
+    k1: int
     size: tuple[int, int]
-    of: dict[str, Tensor]
+    operands: dict[str, Operand]
+
+    @property
+    def has_q(self) -> bool:
+        return self.q1 > self.q0
+
+    @property
+    def has_k(self) -> bool:
+        return self.k1 > self.k0
+
+    def of(self, name: str) -> Tensor:
+        """The step's part of an operand: a view [chunks, B, Hk, group, chunk, width]."""
+        x, along_q, (batch, heads, group, width), (b, t, h, d), start = self.operands[name]
+        a, z, chunk = (self.q0, self.q1, self.size[0]) if along_q else (self.k0, self.k1, self.size[1])
+        shape = ((z - a) // chunk, batch, heads, group, chunk, width)
+        return x.as_strided(shape, (chunk * t, b, group * h, h, t, d), start + a * t)
 
 
 class Walk:
-    """The operands of a call, cut into steps, and what every step needs of them.
+    """The operands of a call, the steps it takes, and what every step needs of them.
 
     The heads that share a key head are rows of one matrix: grouped heads are never expanded. Chunks
     come first because the matrix library is fast only on whole contiguous batches.
@@ -187,42 +235,42 @@ class Walk:
         """`of_q` and `of_k`: the tensors [B, T, heads, .] that lie along the queries and the keys."""
         q, k = of_q["q"], of_k["k"]
         tq, tk, self.kv_heads, self.d, self.dv = q.shape[1], *k.shape[1:], of_k["v"].shape[3]
+        self.batch, self.device = k.shape[0], k.device
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.causal, self.offset, self.horizon = causal, offset, horizon
+        self.causal, self.offset, self.horizon, self.masked = causal, offset, horizon, key_mask is not None
         # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2],
         # where nothing cancels.
         self.at = torch.arange(max(tq, tk), device=k.device)
-        start = self.at.new_full((1, 1), max(0, -offset)) if positions is None else positions[:, None]
-        angles_q = cos_sin(self.at[:tq] + offset + start, horizon, self.dtype)
-        angles_k = cos_sin(self.at[:tk] + start, horizon, self.dtype)
-        of_q = of_q | {n: w[..., None, None] for n, w in zip(("cos_q", "sin_q"), angles_q, strict=True)}
-        of_k = of_k | {n: w[..., None, None] for n, w in zip(("cos_k", "sin_k"), angles_k, strict=True)}
+        at = self.at + max(0, -offset) if positions is None else self.at + positions[:, None]
+        angles = cos_sin(at, horizon, self.dtype)
+        angles_q = angles if offset == 0 else cos_sin(at[..., :tq] + offset, horizon, self.dtype)
+        self.operands: dict[str, Operand] = {}
+        for names, tables, along_q in (
+            (("cos_q", "sin_q"), angles_q, True),
+            (("cos_k", "sin_k"), angles, False),
+        ):
+            for name, w in zip(names, tables, strict=True):
+                self._add(name, w.view(-1, w.shape[-1], 1, 1), along_q)
         if key_mask is not None:
-            of_k["hidden"] = ~key_mask[..., None, None]
+            self._add("hidden", ~key_mask[..., None, None], False)
+        for name, x in of_q.items():
+            self._add(name, x, True)
+        for name, x in of_k.items():
+            self._add(name, x, False)
 
         self.direct = is_direct(tq, tk, (self.d, self.dv))
         self.steps: list[Step] = []
         for s in plan(tq, tk, offset, causal, (self.d, self.dv), fill):
-            has_q, has_k = s.q1 > s.q0, s.k1 > s.k0
-            views: dict[str, tuple[Tensor, ...]] = {}
-            if has_q:
-                views |= {n: self._cut(x, s.q0, s.q1, s.chunk[0], s.stride) for n, x in of_q.items()}
-            if has_k:
-                views |= {n: self._cut(x, s.k0, s.k1, s.chunk[1], s.stride) for n, x in of_k.items()}
-            for cut in zip(*views.values(), strict=True):
-                self.steps.append(Step(has_q, has_k, s.chunk, dict(zip(views, cut, strict=True))))
+            for q0, q1, k0, k1 in s.steps():
+                self.steps.append(Step(q0, q1, k0, k1, s.chunk, self.operands))
         # After the last step with queries, what keys add can only be told by an outgoing state.
         self.last_read = max((i for i, step in enumerate(self.steps) if step.has_q), default=-1)
-        self._buffers: dict[tuple[str, torch.Size], Buffer] = {}
         self._weights: dict[tuple[int, int], Tensor] = {}
 
-    def _cut(self, x: Tensor, start: int, stop: int, chunk: int, stride: int) -> tuple[Tensor, ...]:
-        """[B, start:stop, heads, .] as pieces [chunks, B, Hk, group, chunk, .] of at most `stride` chunks."""
-        kv_heads = min(self.kv_heads, x.shape[2])
-        group, (b, t, h, d) = x.shape[2] // kv_heads, x.stride()
-        shape = ((stop - start) // chunk, x.shape[0], kv_heads, group, chunk, x.shape[3])
-        strides = (chunk * t, b, group * h, h, t, d)
-        return x.as_strided(shape, strides, x.storage_offset() + start * t).split(stride)
+    def _add(self, name: str, x: Tensor, along_q: bool) -> None:
+        heads = min(self.kv_heads, x.shape[2])
+        sizes = (x.shape[0], heads, x.shape[2] // heads, x.shape[3])
+        self.operands[name] = Operand(x, along_q, sizes, x.stride(), x.storage_offset())
 
     def slots(self, kept: Tensor) -> list[Tensor | None]:
         """Where in `kept` [B, Hk, .] each step finds its state [B, Hk, 2D, Dv+1] again; None where it
@@ -242,27 +290,24 @@ class Walk:
         return found
 
     def buffer(self, name: str, like: Tensor, width: int) -> Buffer:
-        key = (name, like.shape)
-        if key not in self._buffers:
-            shape = (*like.shape[:-1], width)
-            self._buffers[key] = Buffer(_room.take(name, shape, self.dtype, like.device))
-        return self._buffers[key]
+        """Room with the rows of `like` and this width."""
+        return _room.take(name, (*like.shape[:-1], width), self.dtype, self.device)
 
-    def zero_state(self, step: Step) -> Tensor:
-        v = step.of["v"]
-        return v.new_zeros((v.shape[1] * v.shape[2], 2 * self.d, self.dv + 1), dtype=self.dtype)
+    def zero_state(self) -> Tensor:
+        shape = (self.batch * self.kv_heads, 2 * self.d, self.dv + 1)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def queries(self, step: Step) -> Buffer:
         """q' = ReLU(q)."""
-        return self._relu("q", step.of["q"])
+        return self._relu("q", step.of("q"))
 
     def keys(self, step: Step) -> Buffer:
         """k' = ReLU(k), zero where the key is masked."""
-        return self._hide(self._relu("k", step.of["k"]), step)
+        return self._hide(self._relu("k", step.of("k")), step)
 
     def values(self, step: Step) -> Buffer:
         """v1 = [v, 1]; zero where the key is masked, whatever lay there (NaN included)."""
-        x = step.of["v"]
+        x = step.of("v")
         into = self.buffer("v", x, self.dv + 1)
         into.whole[..., :-1] = x
         into.whole[..., -1] = 1
@@ -277,24 +322,24 @@ class Walk:
         return into
 
     def _hide(self, x: Buffer, step: Step) -> Buffer:
-        if "hidden" in step.of:
-            x.whole.masked_fill_(step.of["hidden"], 0)
+        if self.masked:
+            x.whole.masked_fill_(step.of("hidden"), 0)
         return x
 
     def phi(self, side: str, x: Buffer, step: Step) -> Buffer:
         """[x' cos theta, x' sin theta]; side is "q" or "k"."""
         into = self.buffer("phi_" + side, x.whole, 2 * self.d)
-        torch.mul(x.whole, step.of["cos_" + side], out=into.halves[0])
-        torch.mul(x.whole, step.of["sin_" + side], out=into.halves[1])
+        torch.mul(x.whole, step.of("cos_" + side), out=into.halves[0])
+        torch.mul(x.whole, step.of("sin_" + side), out=into.halves[1])
         return into
 
     def through_phi(self, side: str, grad: Buffer, dphi: Buffer, step: Step) -> None:
         """Adds to dL/dx' what comes to it through phi(x); it is all there is in a step of one side."""
         if step.has_q and step.has_k:
-            grad.whole.addcmul_(dphi.halves[0], step.of["cos_" + side])
+            grad.whole.addcmul_(dphi.halves[0], step.of("cos_" + side))
         else:
-            torch.mul(dphi.halves[0], step.of["cos_" + side], out=grad.whole)
-        grad.whole.addcmul_(dphi.halves[1], step.of["sin_" + side])
+            torch.mul(dphi.halves[0], step.of("cos_" + side), out=grad.whole)
+        grad.whole.addcmul_(dphi.halves[1], step.of("sin_" + side))
 
     def square(self, step: Step, left: Buffer, right: Buffer) -> Buffer:
         """(left right^T) * cos((pi/2)(i - j)/M) inside each chunk, the future left out if causal.
@@ -305,7 +350,7 @@ class Walk:
             shift = self.offset if self.direct else 0
             i, j = self.at[: step.size[0]] + shift, self.at[: step.size[1]]
             self._weights[step.size] = cos_of_distance(i, j, self.horizon, self.dtype, self.causal)
-        p = self.buffer("p", left.whole, step.size[1])
+        p = self.buffer("large", left.whole, step.size[1])
         torch.bmm(left.rows, right.columns, out=p.rows)
         p.whole.mul_(self._weights[step.size])
         return p
