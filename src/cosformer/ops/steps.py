@@ -270,7 +270,7 @@ class Walk:
     def _add(self, name: str, x: Tensor, along_q: bool) -> None:
         heads = min(self.kv_heads, x.shape[2])
         sizes = (x.shape[0], heads, x.shape[2] // heads, x.shape[3])
-        self.operands[name] = Operand(x, along_q, sizes, x.stride(), x.storage_offset())
+        self.operands[name] = Operand(x, along_q, sizes, x.stride(), int(x.storage_offset()))
 
     def slots(self, kept: Tensor) -> list[Tensor | None]:
         """Where in `kept` [B, Hk, .] each step finds its state [B, Hk, 2D, Dv+1] again; None where it
