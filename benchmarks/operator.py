@@ -35,7 +35,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 EXAMPLES = """examples:
   python benchmarks/operator.py                          the whole report on this CPU
-  python benchmarks/operator.py --quick --out /tmp/try   a first impression: three lengths, few repetitions
+  python benchmarks/operator.py --quick --out try        a first impression: three lengths, few repetitions
   python benchmarks/operator.py --device cuda --dtype bfloat16 --batch 4 --heads 16
   python benchmarks/operator.py --lengths 1024,4096 --seconds 10 --no-memory
   python benchmarks/operator.py --render benchmarks/reports/operator-cpu-20260101.json

@@ -85,30 +85,63 @@ def test_compiled_decoding_does_not_compile_each_step():
     assert len(graphs) <= 3
 
 
-def arguments(kind, causal, requires_grad=True):
+def arguments(kind, causal, requires_grad=True, keep=True, length=70):
     case = make(
-        batch=1, tq=70, dim=8, causal=causal, dtype=torch.float32, kv_heads=1,
+        batch=1, tq=length, dim=8, causal=causal, dtype=torch.float32, kv_heads=1,
         **{"plain": {}, "mask": {"mask": True}, "packed": {"documents": 3}, "state": {"state": True}}[kind],
     )  # fmt: skip
     t, o = case.tensors, case.options
     leaves = [x.requires_grad_(requires_grad) for x in t.values()]
     state = leaves[3:] if len(leaves) > 3 else [None, None]
     positions = o["state"].positions if "state" in o else None
-    settings = (causal, 0, float(o["horizon"]), 1e-6, "return_state" in o)
+    settings = (causal, 0, float(o["horizon"]), 1e-6, "return_state" in o, keep)
     return (*leaves[:3], o.get("key_mask"), o.get("cu_seqlens"), *state, positions, *settings)
 
 
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "again"])
 @pytest.mark.parametrize("kind", ["plain", "mask", "packed", "state"])
 @both_ways
-def test_opcheck(kind, causal):
-    torch.library.opcheck(chunked_forward, arguments(kind, causal))
-    given = arguments(kind, causal, requires_grad=False)
+def test_opcheck(kind, causal, keep):
+    torch.library.opcheck(chunked_forward, arguments(kind, causal, keep=keep))
+    given = arguments(kind, causal, requires_grad=False, keep=keep)
     out, den, kept, n, d = chunked_forward(*given)
-    grads = (
-        torch.randn_like(out),
-        *((torch.randn_like(n), torch.randn_like(d)) if given[-1] else (None, None)),
+    state = (torch.randn_like(n), torch.randn_like(d)) if kind == "state" else (None, None)
+    torch.library.opcheck(
+        chunked_backward, (torch.randn_like(out), *state, *given[:3], out, den, kept, *given[3:-2])
     )
-    torch.library.opcheck(chunked_backward, (*grads, *given[:3], out, den, kept, *given[3:-1]))
+
+
+@pytest.mark.parametrize("length", [70, 200, 700])
+@pytest.mark.parametrize("kind", ["plain", "mask", "state"])
+@both_ways
+def test_states_kept_or_computed_again(kind, causal, length):
+    """What the forward keeps only saves time: without it the backward finds the same numbers."""
+    results = []
+    for keep in (True, False):
+        torch.manual_seed(1)
+        given = arguments(kind, causal, requires_grad=False, keep=keep, length=length)
+        out, den, kept, _, _ = chunked_forward(*given)
+        assert (kept.numel() > 0) == keep
+        results.append(
+            chunked_backward(torch.ones_like(out), None, None, *given[:3], out, den, kept, *given[3:-2])
+        )
+    for a, b in zip(*results, strict=True):
+        assert distance(a, b) < 1e-5
+
+
+def test_nothing_is_kept_where_no_gradient_is_wanted(monkeypatch):
+    kept = []
+
+    def spy(*inputs):
+        made = chunked_forward(*inputs)
+        kept.append(made[2].numel())
+        return made
+
+    monkeypatch.setattr("cosformer.ops.chunked_op.chunked_attention", spy)
+    x = torch.randn(1, 200, 2, 8)
+    cosformer_attention(x, x, x, causal=True)
+    cosformer_attention(x.requires_grad_(), x, x, causal=True)
+    assert kept[0] == 0 < kept[1]
 
 
 def test_exported_with_dynamic_length():

@@ -35,9 +35,8 @@ def test_1_causal_never_holds_a_state_for_every_position(kept):
     q, k, v, grad = (torch.randn(1, length, 1, dim) for _ in range(4))
     settings = (True, 0, float(length), 1e-6)
     with LargestTensor() as ours:
-        out, den, states, _ = chunked.forward(q, k, v, None, None, None, *settings, True)
-        before = states if kept else None
-        chunked.backward(grad, None, q, k, v, out, den, before, None, None, None, *settings)
+        out, den, states, _ = chunked.forward(q, k, v, None, None, None, *settings, True, kept)
+        chunked.backward(grad, None, q, k, v, out, den, states, None, None, None, *settings)
     assert 0 < ours.numel <= 8 * q.numel() < length * dim * dim
 
     with LargestTensor() as theirs:  # the measure sees what it should: the authors' form is such a tensor

@@ -67,10 +67,12 @@ def _run_chunked(r: Request) -> Result:
     if r.return_state and positions is None:  # a state counts from the first key: fix the origin there
         rows = r.q.shape[0] if r.cu_seqlens is None else r.cu_seqlens.shape[0] - 1
         positions = r.q.new_zeros(rows, dtype=torch.int64)
+    inputs = (r.q, r.k, r.v) if s is None else (r.q, r.k, r.v, s.numerator, s.denominator)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     out, _, _, numerator, denominator = chunked_attention(
         r.q, r.k, r.v, r.key_mask, r.cu_seqlens, None if s is None else s.numerator,
         None if s is None else s.denominator, positions, r.causal, r.query_offset, r.horizon, r.eps,
-        r.return_state,
+        r.return_state, keep,
     )  # fmt: skip
     if not r.return_state or positions is None or r.horizon is None:
         return out, None

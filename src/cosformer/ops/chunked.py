@@ -44,16 +44,17 @@ def forward(
     horizon: float,
     eps: float,
     need_state: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """o [B, Tq, H, Dv]; d, not clamped, [B, Tq, H]; states kept for the backward, one behind another,
-    [B, Hk, .]; S after the last key [B, Hk, 2D, Dv+1] if needed.
+    """o [B, Tq, H, Dv]; d, not clamped, [B, Tq, H]; states for the backward, one behind another,
+    [B, Hk, .], none unless asked to keep them; S after the last key [B, Hk, 2D, Dv+1] if needed.
 
     `state` is the incoming S and `positions` [B] how many positions it has seen.
     """
     shape, dims = (q.shape[0], k.shape[2]), (k.shape[3], v.shape[3])
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     rows, fill = tiling(q.shape[0], q.shape[2], dims)
-    room = room_for_states(q.shape[1], k.shape[1], causal, dims, fill)
+    room = room_for_states(q.shape[1], k.shape[1], causal, dims, fill) if keep else 0
     out = q.new_empty((*q.shape[:-1], dims[1]))
     den = q.new_empty(q.shape[:-1], dtype=wide)
     kept = q.new_zeros((*shape, room), dtype=wide)
@@ -72,7 +73,7 @@ def forward(
 
 def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state: bool) -> Tensor | None:
     s = None if state is None else state.flatten(0, 1).clone()
-    slots = x.slots(kept)
+    slots = x.slots(kept) if kept.numel() else [None] * len(x.steps)
     for i, (step, slot) in enumerate(zip(x.steps, slots, strict=True)):
         update = need_state or i < x.last_read
         if slot is not None and s is not None:
@@ -111,7 +112,7 @@ def backward(
     v: Tensor,
     out: Tensor,
     den: Tensor,
-    kept: Tensor | None,
+    kept: Tensor,
     key_mask: Tensor | None,
     state: Tensor | None,
     positions: Tensor | None,
@@ -122,7 +123,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """dq, dk, dv, and dL/dS of the incoming state, if there was one.
 
-    Without `kept` the states are computed again.
+    Where no states were kept they are computed again.
     """
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     dstate = None if state is None else torch.zeros_like(state)
@@ -136,7 +137,7 @@ def backward(
         t = slice(a, a + rows)
         tile_q, tile_k = ({name: y[t] for name, y in of.items()} for of in (of_q, of_k))
         x = Walk(tile_q, tile_k, _at(key_mask, t), _at(positions, t), causal, offset, horizon, fill)
-        before = _states(x, _at(state, t), kept if kept is None else kept[t])
+        before = _states(x, _at(state, t), kept[t])
         r = _backward(x, before, _at(grad_state, t), state is not None, healthy)
         if dstate is not None and r is not None:
             dstate[t] = r.view(dstate[t].shape)
@@ -197,11 +198,11 @@ def _backward(
     return r
 
 
-def _states(x: Walk, state: Tensor | None, kept: Tensor | None) -> list[Tensor | None]:
+def _states(x: Walk, state: Tensor | None, kept: Tensor) -> list[Tensor | None]:
     """S as each step finds it, in memory the step may change; None where there is nothing yet."""
     found: list[Tensor | None] = []
     s = None if state is None else state.flatten(0, 1)
-    if kept is not None:
+    if kept.numel():
         return [(s if slot is None else slot.clone().flatten(0, 1)) for slot in x.slots(kept)]
     s = None if s is None else s.clone()
     for i, step in enumerate(x.steps):

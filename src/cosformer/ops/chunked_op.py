@@ -32,15 +32,16 @@ def chunked_forward(
     horizon: float | None,
     eps: float,
     need_state: bool,
+    keep: bool,
 ) -> _Forward:
-    """out, d, states kept for the backward, and the outgoing numerator and denominator (empty unless
-    needed)."""
+    """out, d, states kept for the backward (none unless asked), and the outgoing numerator and
+    denominator (empty unless needed)."""
     with torch.autocast(q.device.type, enabled=False):
         horizon = length_or(horizon, q, k)
         state = _join(numerator, denominator)
         if cu_seqlens is None:
             out, den, kept, after = chunked.forward(
-                q, k, v, key_mask, state, positions, causal, offset, horizon, eps, need_state
+                q, k, v, key_mask, state, positions, causal, offset, horizon, eps, need_state, keep
             )
         else:
             out, den, after = packing.forward(
@@ -65,13 +66,15 @@ def _(
     horizon: float | None,
     eps: float,
     need_state: bool,
+    keep: bool,
 ) -> _Forward:
     batch, tq, heads, _ = q.shape
     tk, kv_heads, d, dv = *k.shape[1:], v.shape[3]
     den = q.new_empty((batch, tq, heads), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     if cu_seqlens is None:
         rows = batch
-        room = room_for_states(tq, tk, causal, (d, dv), tiling(batch, heads, (d, dv)).chunks)
+        fill = tiling(batch, heads, (d, dv)).chunks
+        room = room_for_states(tq, tk, causal, (d, dv), fill) if keep else 0
         kept = den.new_empty((batch, kv_heads, room))
     else:
         rows = cu_seqlens.shape[0] - 1
@@ -147,7 +150,7 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
-    *tensors, causal, offset, horizon, eps, need_state = inputs
+    *tensors, causal, offset, horizon, eps, need_state, _ = inputs
     out, den, kept, _, _ = output
     ctx.save_for_backward(*tensors, out, den, kept)
     ctx.settings = (causal, offset, horizon, eps)
@@ -164,7 +167,7 @@ def _gradient(ctx: Any, grad: Tensor, _den: Any, _kept: Any, gn: Tensor, gd: Ten
     )  # fmt: skip
     if numerator is None:
         dn = dd = None
-    return dq, dk, dv, None, None, dn, dd, None, None, None, None, None, None
+    return dq, dk, dv, None, None, dn, dd, *[None] * 7
 
 
 chunked_forward.register_autograd(_gradient, setup_context=_setup_context)

@@ -94,7 +94,7 @@ def forward(
     for b in bundles(bounds, q.device):
         came, at = (None if x is None else x[b.documents] for x in (state, positions))
         q_, k_, v_ = b.take(q), b.take(k), b.take(v)
-        o, d, _, s = chunked.forward(q_, k_, v_, b.real, came, at, causal, 0, horizon, eps, need_state)
+        o, d, _, s = chunked.forward(q_, k_, v_, b.real, came, at, causal, 0, horizon, eps, need_state, False)
         b.put(out, o)
         b.put(den, d)
         if after is not None and s is not None:
@@ -122,6 +122,7 @@ def backward(
     dstate = None if state is None else torch.zeros_like(state)
     if dstate is not None and grad_state is not None:
         dstate.copy_(grad_state)  # what an empty document passes on
+    none = den.new_empty((len(cu_seqlens), 0))
     for b in bundles(document_bounds(cu_seqlens, q.shape[1]), q.device):
         came, at, gs = (None if x is None else x[b.documents] for x in (state, positions, grad_state))
         g = b.take(grad)
@@ -129,7 +130,7 @@ def backward(
             g = g.masked_fill(~b.real[..., None, None], 0)
         q_, k_, v_, o, d = b.take(q), b.take(k), b.take(v), b.take(out), b.take(den)
         dq_, dk_, dv_, ds = chunked.backward(
-            g, gs, q_, k_, v_, o, d, None, b.real, came, at, causal, 0, horizon, eps
+            g, gs, q_, k_, v_, o, d, none, b.real, came, at, causal, 0, horizon, eps
         )
         b.put(dq, dq_)
         b.put(dk, dk_)

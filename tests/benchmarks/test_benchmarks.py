@@ -1,0 +1,79 @@
+"""The benchmark: wrong answers are not timed, mistakes are sentences, reports come from records."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.contenders import Contender, Shape, authors_form, operator, softmax
+from benchmarks.gate import admit, examine
+from benchmarks.report import to_markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPE = Shape(1, 64, 2, 16, torch.float32, torch.device("cpu"))
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.operator", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_right_contenders_pass():
+    for attend in (operator("chunked"), authors_form):
+        assert examine(Contender("x", "x", attend), SHAPE)["verdict"] == "passed"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda q, k, v, causal: authors_form(q, k, v, causal) * 1.001,
+        lambda q, k, v, causal: authors_form(q, k, v, False),
+        lambda q, k, v, causal: authors_form(q, k, v.detach(), causal) + 0 * v,
+        softmax,
+    ],
+    ids=["a thousandth off", "never causal", "no gradient of v", "softmax"],
+)
+def test_wrong_contenders_are_not_timed(wrong):
+    contenders = [Contender("wrong", "wrong", wrong), Contender("right", "right", authors_form)]
+    admitted, verdicts = admit(contenders, SHAPE)
+    assert [c.name for c in admitted] == ["right"]
+    assert verdicts[0]["verdict"] == "wrong"
+    assert "is off by" in verdicts[0]["reason"]
+
+
+def test_a_small_run_writes_a_report(tmp_path):
+    done = run("--lengths", "64,128", "--heads", "2", "--dim", "16", "--seconds", "0.01", "--no-memory",
+               "--out", str(tmp_path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (record,) = tmp_path.glob("*.json")
+    data = json.loads(record.read_text())
+    assert {t["contender"] for t in data["timings"]} >= {"cosformer", "sdpa", "authors"}
+    assert all(t["verdict"] == "passed" for t in data["gate"])
+    assert record.with_suffix(".png").stat().st_size > 10_000
+    assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--lengths", "64,none"], "--lengths"),
+        (["--device", "toaster"], "--device"),
+        (["--heads", "0"], "--heads"),
+        (["--render", "missing.json"], "missing.json"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments, says):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("record", sorted((ROOT / "benchmarks/reports").glob("*.json")), ids=lambda p: p.name)
+def test_reports_are_rendered_from_their_records(record):
+    data = json.loads(record.read_text())
+    assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)

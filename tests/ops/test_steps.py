@@ -1,0 +1,70 @@
+"""The walk of the chunked operator: nothing left out, nothing twice, nothing large."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cosformer.ops import chunked
+from cosformer.ops.steps import CHUNK, Buffer, Room, Walk, plan, room_for_states
+
+sizes = st.integers(1, 3000)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(sizes, sizes, st.integers(-3500, 3500), st.booleans(), st.integers(1, 128), st.integers(1, 9))
+def test_every_token_is_taken_once_and_in_order(tq, tk, offset, causal, dim, fill):
+    q_seen, k_seen = [], []
+    for segment in plan(tq, tk, offset, causal, (dim, dim), fill):
+        for q0, q1, k0, k1 in segment.steps():
+            q_seen += range(q0, q1)
+            k_seen += range(k0, k1)
+            if q1 > q0 and k1 > k0 and segment.chunk != (tq, tk):
+                assert causal
+                assert q0 + offset == k0, "chunks of queries and keys stand at the same positions"
+                assert q1 - q0 <= fill * CHUNK
+    assert q_seen == list(range(tq))
+    assert k_seen == list(range(tk))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(sizes, sizes, st.integers(-3500, 3500), st.booleans(), st.integers(1, 40), st.integers(1, 9))
+def test_states_have_room(tq, tk, offset, causal, dim, fill):
+    """The bound that holds for symbolic sizes is never less than what a walk keeps."""
+    room = room_for_states(tq, tk, causal, (dim, dim), fill)
+    q, k = torch.empty(1, tq, 1, dim), torch.empty(1, tk, 1, dim)
+    walk = Walk({"q": q}, {"k": k, "v": k}, None, None, causal, offset, 1e4, fill)
+    for slot in walk.slots(torch.empty(1, 1, room)):
+        assert slot is None or slot.shape[-2:] == (2 * dim, dim + 1)
+
+
+def test_temporaries_do_not_grow_with_the_length():
+    """Twice the length needs the same room to work in."""
+    used = []
+    for length in (1024, 2048):
+        room = Room()
+        q, k, v = (torch.randn(1, length, 8, 64) for _ in range(3))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cosformer.ops.steps._room", room)
+            out, den, kept, _ = chunked.forward(q, k, v, None, None, None, True, 0, length, 1e-6, False, True)
+            chunked.backward(out, None, q, k, v, out, den, kept, None, None, None, True, 0, length, 1e-6)
+        used.append(sum(x.nbytes for x in room.memory.values()))
+    assert used[0] == used[1]
+
+
+def test_kept_memory_is_bounded():
+    room, cpu = Room(), torch.device("cpu")
+    room.limit = 2**12
+    for n in range(1, 600):
+        assert isinstance(room.take("x", (n, 3), torch.float32, cpu), Buffer)
+    assert sum(x.nbytes for x in room.memory.values()) <= room.limit
+    assert len(room.buffers) <= room.shapes
+
+
+def test_a_buffer_is_found_again():
+    room, cpu = Room(), torch.device("cpu")
+    first = room.take("x", (4, 3), torch.float32, cpu)
+    assert room.take("x", (4, 3), torch.float32, cpu) is first
+    assert room.take("x", (2, 3), torch.float32, cpu).whole.data_ptr() == first.whole.data_ptr()
+    assert room.take("y", (4, 3), torch.float32, cpu).whole.data_ptr() != first.whole.data_ptr()
+    assert room.take("x", (4, 3), torch.float64, cpu).whole.dtype == torch.float64
