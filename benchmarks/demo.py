@@ -87,7 +87,7 @@ def main() -> None:
     data = compare(shape, LENGTHS, progress)
     print(comparison(data), "\n")
     if disturbance(data):
-        print(disturbance(data), "\n")
+        print(disturbance(data).replace("**", ""), "\n")
 
     try:
         draw(data, PLOT)

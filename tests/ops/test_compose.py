@@ -1,5 +1,9 @@
 """The operator inside the rest of PyTorch: compile, export, autocast, checkpointing, func, vmap."""
 
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -251,6 +255,38 @@ def test_meta_tensors_have_shapes():
     assert out.shape == (2, 100, 4, 16)
     assert out.dtype == torch.bfloat16
     assert state.numerator.shape == (2, 4, 2, 16, 16)
+
+
+def test_inference_first_then_training():
+    """In a fresh process, where nothing is kept yet: each kind of call must leave room for the others."""
+    script = """
+import torch
+from cosformer import cosformer_attention as attend
+x = torch.randn(1, 300, 2, 16)
+with torch.inference_mode():
+    _, state = attend(x, x, x, causal=True, horizon=900, return_state=True)
+    attend(x, x, x, causal=True, horizon=900, state=state)
+for causal in (True, False):
+    y = x.clone().requires_grad_()
+    attend(y, y, y, causal=causal).sum().backward()
+    with torch.no_grad():
+        attend(x, x, x, causal=causal)
+    with torch.inference_mode():
+        attend(x, x, x, causal=causal)
+    y = x.clone().requires_grad_()
+    attend(y, y, y, causal=causal).sum().backward()
+attend(x, x, x, causal=True, horizon=900, state=state)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_threads_do_not_share_room():
+    x = torch.randn(1, 400, 2, 16)
+    expected = cosformer_attention(x, x, x, causal=True)
+    with ThreadPoolExecutor(4) as pool:
+        for made in pool.map(lambda _: cosformer_attention(x, x, x, causal=True), range(40)):
+            assert torch.equal(made, expected)
 
 
 def test_no_gradients_wanted():

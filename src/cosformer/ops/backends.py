@@ -89,28 +89,20 @@ def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
     return after, int(after.max()) if known else bound
 
 
-def _reference_reasons(r: Request) -> list[str]:
-    return []
-
-
-def _chunked_reasons(r: Request) -> list[str]:
-    return []
-
-
 # Fastest first; "auto" takes the first that is available and supports the request.
 _BACKENDS = (
     Backend(
         "chunked",
         "linear time and memory in plain PyTorch, any device",
         lambda: None,
-        _chunked_reasons,
+        lambda request: [],
         _run_chunked,
     ),
     Backend(
         "reference",
         "the paper's equation, quadratic, any device",
         lambda: None,
-        _reference_reasons,
+        lambda request: [],
         _run_reference,
     ),
 )

@@ -167,7 +167,8 @@ class Room(threading.local):
             if flat is None or flat.numel() < size or len(self.buffers) >= self.shapes:
                 self.buffers.clear()
                 self.memory.pop((name, dtype), None)
-                flat = torch.empty(size, dtype=dtype)
+                with torch.inference_mode(False):  # what is kept must serve calls of every kind
+                    flat = torch.empty(size, dtype=dtype)
                 if sum(x.nbytes for x in self.memory.values()) + flat.nbytes > self.limit:
                     return Buffer(flat.view(shape))
                 self.memory[name, dtype] = flat
