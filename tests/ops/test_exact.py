@@ -81,6 +81,16 @@ def test_tight_horizon(causal):
     assert_equal_to_reference(make(tq=300, horizon=299, causal=causal))
 
 
+@pytest.mark.parametrize("length", [20, 300])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_where_eps_holds_the_denominator(causal, length):
+    """An eps so large that it decides in about half of the rows: there d has no gradient."""
+    case = make(tq=length, causal=causal, eps=(0.7 if causal else 1.4) * length, mask=True)
+    assert_equal_to_reference(case)
+    clamped = case.call("chunked") != case.call("chunked", eps=1e-6)
+    assert 0.1 < clamped.double().mean() < 0.95
+
+
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_several_tiles_of_the_batch(causal, monkeypatch):
     """A batch walked in tiles, several chunks to a step, equals the same batch walked at once."""
