@@ -66,6 +66,20 @@ def test_compiled_with_everything(kind):
             assert distance(a, b) < 1e-6
 
 
+def test_compiled_packing_still_refuses_what_passes_the_horizon():
+    """Bounds of documents are data: a compiled graph looks at them when it runs."""
+    torch._dynamo.reset()
+    x = torch.randn(1, 40, 2, 8)
+
+    def f(x, bounds):
+        return cosformer_attention(x, x, x, causal=True, horizon=20, cu_seqlens=bounds)
+
+    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, torch.tensor([0, 20, 40])), f(x, torch.tensor([0, 20, 40])))
+    with pytest.raises(ValueError, match="horizon 20 is too small"):
+        compiled(x, torch.tensor([0, 5, 40]))
+
+
 def test_compiled_decoding_does_not_compile_each_step():
     torch._dynamo.reset()
     graphs = []

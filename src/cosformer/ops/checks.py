@@ -38,3 +38,13 @@ def positive_int(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} must be a positive int, but got {value!r}.")
     return int(value)
+
+
+def within_horizon(distance: int, horizon: float, position: int) -> None:
+    """No query may be further than M from a key it sees: there the weights would turn negative."""
+    if distance > horizon:
+        raise ValueError(
+            f"horizon {horizon:g} is too small: the query at position {position} would stand {distance} away "
+            f"from a key, and beyond the horizon the weights turn negative. Give a horizon of at "
+            f"least {distance}."
+        )

@@ -1,6 +1,5 @@
 """The public function: what its arguments mean, whether they fit together, and who computes it."""
 
-import itertools
 from numbers import Integral
 from typing import Literal, overload
 
@@ -8,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.backends import NAMES, Request, run
-from cosformer.ops.checks import epsilon, flag, positive
-from cosformer.ops.packing import document_bounds
+from cosformer.ops.checks import epsilon, flag, positive, within_horizon
+from cosformer.ops.packing import check_documents
 from cosformer.ops.state import CosformerState
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -302,13 +301,8 @@ def _check_distances(
             return  # the lengths themselves: enough for every distance between them
         horizon = max(tq, tk)
     if cu_seqlens is not None:
-        if torch.compiler.is_compiling():
-            return  # the bounds are data: they are looked at when the graph runs
-        bounds = document_bounds(cu_seqlens, tq)
-        past = [0] * (len(bounds) - 1) if state is None else state.positions.tolist()
-        lengths = [b - a for a, b in itertools.pairwise(bounds)]
-        longest = max((n + p for n, p in zip(lengths, past, strict=True) if n > 0), default=1)
-        _refuse_beyond(longest - 1, horizon, longest - 1)
+        if not torch.compiler.is_compiling():  # the bounds are data: a graph looks at them when it runs
+            check_documents(cu_seqlens, tq, None if state is None else state.positions, horizon)
         return
     if causal and offset < -1 and seen > 0:
         raise ValueError(
@@ -317,18 +311,9 @@ def _check_distances(
         )
     back = seen + offset + tq - 1  # from the last query to the first key ever seen
     ahead = tk - 1 - offset if tk > 0 else -1 - offset  # from the first query to the last key
-    _refuse_beyond(back, horizon, seen + offset + tq - 1)
+    within_horizon(back, horizon, seen + offset + tq - 1)
     if not causal:
-        _refuse_beyond(ahead, horizon, seen + offset)
-
-
-def _refuse_beyond(distance: int, horizon: float, position: int) -> None:
-    if distance > horizon:
-        raise ValueError(
-            f"horizon {horizon:g} is too small: the query at position {position} would stand {distance} away "
-            f"from a key, and beyond the horizon the weights turn negative. Give a horizon of at least "
-            f"{distance}."
-        )
+        within_horizon(ahead, horizon, seen + offset)
 
 
 def _shape(x: Tensor) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import chunked
+from cosformer.ops.checks import within_horizon
 
 _SHORT = 256  # longer documents fill the operator's buffers by themselves
 _GATHERED = 8192  # tokens at a time, so that the copies stay small
@@ -54,6 +55,16 @@ def document_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
     return bounds
 
 
+def check_documents(cu_seqlens: Tensor, length: int, positions: Tensor | None, horizon: float) -> list[int]:
+    """The bounds, after making sure that no document, with what its state has seen, passes the horizon."""
+    bounds = document_bounds(cu_seqlens, length)
+    past = [0] * (len(bounds) - 1) if positions is None else positions.tolist()
+    for (a, b), seen in zip(itertools.pairwise(bounds), past, strict=True):
+        if b > a:
+            within_horizon(seen + b - a - 1, horizon, seen + b - a - 1)
+    return bounds
+
+
 def bundles(bounds: list[int], device: torch.device) -> Iterator[Bundle]:
     by_size: dict[int, list[int]] = {}
     for n, (a, b) in enumerate(itertools.pairwise(bounds)):
@@ -83,7 +94,7 @@ def forward(
     need_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """As chunked.forward; states and positions have one row a document. Nothing is kept."""
-    bounds = document_bounds(cu_seqlens, q.shape[1])
+    bounds = check_documents(cu_seqlens, q.shape[1], positions, horizon)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     den = q.new_empty(q.shape[:-1], dtype=wide)

@@ -7,10 +7,11 @@ over the keys j that query i may see: those not masked, of its own document, and
 Arithmetic is done in the inputs' own type, whatever it is; gradients come from autograd.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from cosformer.ops.angles import cos_of_distance, cos_sin
 from cosformer.ops.state import CosformerState
 
 
@@ -37,7 +38,10 @@ def reference(
     q_, k_ = q.relu(), k.relu()
     i = torch.arange(q.shape[1], device=q.device) + query_offset
     j = torch.arange(k.shape[1], device=q.device)
-    cos = cos_of_distance(i, j, horizon, q.dtype, causal)  # (Tq, Tk)
+    distance = i[:, None] - j[None, :]
+    cos = torch.cos(math.pi / 2 * distance.double() / horizon).to(q.dtype)  # (Tq, Tk)
+    if causal:
+        cos = cos.masked_fill(distance < 0, 0)
 
     groups = q.shape[2] // k.shape[2]
     q_ = q_.unflatten(2, (k.shape[2], groups))  # (B, Tq, Hk, G, D)
@@ -52,10 +56,16 @@ def reference(
     return out, _advance(k_, v, j, horizon, state) if return_state else None
 
 
+def _turn(positions: Tensor, horizon: float, dtype: torch.dtype) -> Tensor:
+    """[cos, sin] of (pi/2) i/M, (B, T, 2)."""
+    theta = math.pi / 2 * positions.double() / horizon
+    return torch.stack((theta.cos(), theta.sin()), -1).to(dtype)
+
+
 def _of_the_past(q_: Tensor, i: Tensor, horizon: float, state: CosformerState) -> tuple[Tensor, Tensor]:
     """What the state adds: q'_i . (cos theta_i S_cos + sin theta_i S_sin)."""
     q_ = q_.to(state.numerator.dtype)
-    turn = torch.stack(cos_sin(i, horizon, q_.dtype), -1)  # (B, Tq, 2)
+    turn = _turn(i, horizon, q_.dtype)  # (B, Tq, 2)
     numerator = torch.einsum("bihgd,bic,bhcde->bihge", q_, turn, state.numerator)
     return numerator, torch.einsum("bihgd,bic,bhcd->bihg", q_, turn, state.denominator)
 
@@ -72,7 +82,7 @@ def _advance(
             k_.shape[0], k_.shape[2], k_.shape[3], v.shape[3], horizon=horizon, device=v.device, dtype=wide
         )
     numerator, denominator, seen = state.numerator, state.denominator, state.positions
-    turn = torch.stack(cos_sin(j + seen[:, None], horizon, wide), -1)  # (B, Tk, 2)
+    turn = _turn(j + seen[:, None], horizon, wide)  # (B, Tk, 2)
     features = torch.einsum("btc,bthd->bthcd", turn, k_)
     products = torch.einsum("bthcd,bthe->bthcde", features, v)
     for feature, product in zip(features.unbind(1), products.unbind(1), strict=True):
