@@ -36,7 +36,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 EXAMPLES = """examples:
   python benchmarks/operator.py                          the whole report on this CPU
   python benchmarks/operator.py --quick --out try        a first impression: three lengths, few repetitions
-  python benchmarks/operator.py --device cuda --dtype bfloat16 --batch 4 --heads 16
+  python benchmarks/operator.py --device cuda            the promises made for a GPU, in bfloat16
   python benchmarks/operator.py --lengths 1024,4096 --seconds 10 --no-memory
   python benchmarks/operator.py --render benchmarks/reports/operator-cpu-20260101.json
 """
@@ -167,6 +167,21 @@ def measure(args: argparse.Namespace, shape: Shape, lengths: list[int], progress
     return data
 
 
+def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
+    """The promises made for a GPU have shapes of their own: lengths, heads and batch are not asked."""
+    from benchmarks import gpu, gpu_report
+
+    shape = replace(shape, heads=gpu.HEADS, dtype=torch.bfloat16)
+    data = new_record(shape, list(gpu.LENGTHS), [], {})
+    data |= {"format": gpu_report.FORMAT, "command": command(sys.argv[1:])}
+    data["gpu"] = gpu.measure(shape, args.seconds or 0.12, Progress())
+    stem = f"operator-cuda-{data['date'][:10].replace('-', '')}"
+    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    (folder / f"{stem}.md").write_text(gpu_report.to_markdown(data))
+    print(gpu_report.to_terminal(data) + "\n")
+    print(folder / f"{stem}.json")
+
+
 def write(data: dict[str, Any], folder: Path, stem: str) -> None:
     """Report and plot of a record, next to each other; without matplotlib, the report alone."""
     try:
@@ -210,6 +225,9 @@ def main() -> None:
     p.need_cosformer()
     shape, lengths = settings(p, args)
     folder = folder_for(p, args.out or Path(__file__).resolve().parent / "reports")
+    if shape.device.type == "cuda":
+        on_gpu(args, shape, folder)
+        return
     data = measure(args, shape, lengths, Progress())
     stem = f"operator-{shape.device.type}-{data['date'][:10].replace('-', '')}"
     (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")

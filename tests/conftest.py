@@ -1,8 +1,15 @@
 """Every test starts from the same seed, on one thread, and with uninitialised memory full of NaN:
 what is not written is not silently zero."""
 
+import os
+
 import pytest
 import torch
+
+# Without a GPU the Triton kernels run in Triton's interpreter, which must be chosen before they are
+# imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 torch.set_num_threads(1)
 # The reference multiplies in the inputs' own type, and oneDNN's bfloat16 products die of an illegal

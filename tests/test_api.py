@@ -22,7 +22,7 @@ def test_names():
         "CosformerAttention", "CosformerState", "backends", "cosformer_attention"
     ]  # fmt: skip
     assert sorted(cosformer.ops.__all__) == [
-        "BackendStatus", "CosformerState", "backends", "cosformer_attention"
+        "BackendStatus", "CosformerState", "backends", "cosformer_attention", "decode_step"
     ]  # fmt: skip
     assert cosformer.nn.__all__ == ["CosformerAttention"]
     for package in (cosformer, cosformer.ops, cosformer.nn):
@@ -60,11 +60,12 @@ def test_state():
 
 def test_backends():
     found = {b.name: b for b in cosformer.backends()}
-    assert list(found) == ["chunked", "reference"]
+    assert list(found) == ["triton", "chunked", "reference"]
     for backend in found.values():
-        assert backend.available
-        assert backend.reason is None
         assert backend.summary
+        assert backend.available == (backend.reason is None)
+    assert found["chunked"].available
+    assert found["reference"].available
 
 
 def test_version():

@@ -20,6 +20,10 @@ class Case:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return Case({n: x.to(dtype if n in "qkv" else wide) for n, x in self.tensors.items()}, self.options)
 
+    def on(self, device: str) -> "Case":
+        options = {n: x.to(device) if hasattr(x, "to") else x for n, x in self.options.items()}
+        return Case({n: x.to(device) for n, x in self.tensors.items()}, options)
+
     def call(self, backend: str, **more: Any):
         """out, or (out, state) where the options ask for it."""
         t = self.tensors
@@ -42,10 +46,7 @@ class Case:
         grads = torch.autograd.grad(
             list(values.values()),
             list(leaves.values()),
-            [
-                torch.randn(x.shape, generator=weights, dtype=torch.float64).to(x.dtype)
-                for x in values.values()
-            ],
+            [torch.randn(x.shape, generator=weights, dtype=torch.float64).to(x) for x in values.values()],
         )
         return values | {"d" + n: g for n, g in zip(leaves, grads, strict=True)}
 
@@ -100,5 +101,5 @@ def distance(a: Tensor, b: Tensor) -> float:
     """Relative to b, or absolute where b is nearly nothing (a gradient that cancels, say)."""
     if b.numel() == 0:
         return 0.0
-    a, b = a.detach().double(), b.detach().double()
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
     return float((a - b).norm() / b.norm().clamp_min(1))

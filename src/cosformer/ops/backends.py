@@ -4,6 +4,8 @@ A backend declares what it cannot do: `not_supported_reasons` answers with sente
 serve. "auto" takes the first that can; a named backend obeys or raises with its reasons.
 """
 
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,6 +45,7 @@ class Backend:
     not_available_reason: Callable[[], str | None]
     not_supported_reasons: Callable[[Request], list[str]]
     run: Callable[[Request], Result]
+    devices: tuple[str, ...] | None = None  # where "auto" may choose it; None: anywhere
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,8 @@ def _run_reference(r: Request) -> Result:
     return reference(**(r.__dict__ | {"horizon": length_or(r.horizon, r.q, r.k)}))
 
 
-def _run_chunked(r: Request) -> Result:
-    from cosformer.ops.chunked_op import chunked_attention
-
+def _run_op(attention: Callable[..., tuple[Tensor, ...]], r: Request) -> Result:
+    """A call of one of the library's ops (custom_op.py)."""
     s = r.state
     positions = None if s is None else s.positions
     if r.return_state and positions is None:  # a state counts from the first key: fix the origin there
@@ -69,7 +71,7 @@ def _run_chunked(r: Request) -> Result:
         positions = r.q.new_zeros(rows, dtype=torch.int64)
     inputs = (r.q, r.k, r.v) if s is None else (r.q, r.k, r.v, s.numerator, s.denominator)
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    out, _, _, numerator, denominator = chunked_attention(
+    out, _, _, numerator, denominator = attention(
         r.q, r.k, r.v, r.key_mask, r.cu_seqlens, None if s is None else s.numerator,
         None if s is None else s.denominator, positions, r.causal, r.query_offset, r.horizon, r.eps,
         r.return_state, keep,
@@ -77,6 +79,45 @@ def _run_chunked(r: Request) -> Result:
     if not r.return_state or positions is None or r.horizon is None:
         return out, None
     return out, CosformerState(numerator, denominator, *_seen_after(r, positions), r.horizon)
+
+
+def _run_chunked(r: Request) -> Result:
+    from cosformer.ops.chunked_op import chunked_attention
+
+    return _run_op(chunked_attention, r)
+
+
+def _run_triton(r: Request) -> Result:
+    from cosformer.ops.triton.op import triton_attention
+
+    return _run_op(triton_attention, r)
+
+
+# Looked up once: torch.compile cannot trace the questions, only the answers. Triton's interpreter runs
+# kernels on the CPU, far too slow to serve and good enough to test.
+_TRITON = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _no_triton() -> str | None:
+    if not _TRITON:
+        return "the package triton is not installed (pip install triton; CUDA builds of PyTorch bring it)"
+    if not _INTERPRETED and not torch.cuda.is_available():
+        return "there is no CUDA GPU that PyTorch can use"
+    return None
+
+
+def _not_for_triton(r: Request) -> list[str]:
+    reasons = []
+    if r.q.device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(r.q.device)
+        if gpu.major < 8:
+            reasons.append(f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}, and 8.0 is needed")
+    elif not _INTERPRETED:
+        reasons.append(f"the tensors are on {r.q.device.type}, and it runs on CUDA GPUs")
+    if r.q.dtype == torch.float64:
+        reasons.append("it does not compute in torch.float64")
+    return reasons
 
 
 def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
@@ -89,8 +130,16 @@ def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
     return after, int(after.max()) if known else bound
 
 
-# Fastest first; "auto" takes the first that is available and supports the request.
+# Fastest first; "auto" takes the first that is meant for the device, available, and supports the request.
 _BACKENDS = (
+    Backend(
+        "triton",
+        "fused kernels, linear time, memory close to the tensors' own; CUDA GPUs",
+        _no_triton,
+        _not_for_triton,
+        _run_triton,
+        devices=("cuda",),
+    ),
     Backend(
         "chunked",
         "linear time and memory in plain PyTorch, any device",
@@ -116,10 +165,17 @@ def backends() -> list[BackendStatus]:
     return [BackendStatus(b.name, b.summary, reason is None, reason) for b, reason in reasons]
 
 
+def can_serve(name: str, request: Request) -> bool:
+    backend = next(b for b in _BACKENDS if b.name == name)
+    return backend.not_available_reason() is None and not backend.not_supported_reasons(request)
+
+
 def run(name: str, request: Request) -> Result:
     refusals = []
     for backend in _BACKENDS:
         if name not in ("auto", backend.name):
+            continue
+        if name == "auto" and backend.devices is not None and request.q.device.type not in backend.devices:
             continue
         unavailable = backend.not_available_reason()
         reasons = backend.not_supported_reasons(request) if unavailable is None else [unavailable]

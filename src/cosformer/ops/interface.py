@@ -112,16 +112,10 @@ def cosformer_attention(
         [B, Tq, H, Dv] in q's dtype; with `return_state`, a pair of it and a `CosformerState`.
     """
     q, k, v = _under_autocast(q, k, v)
-    _check_tensors(q, k, v, state)
+    check_call(q, k, v, key_mask, cu_seqlens, query_offset, state)
     causal = flag("causal", causal)
     return_state = flag("return_state", return_state)
     eps = epsilon(eps)
-    if key_mask is not None:
-        _check_mask(key_mask, k)
-    if cu_seqlens is not None:
-        _check_packing(cu_seqlens, q, k, key_mask, query_offset)
-    if state is not None:
-        _check_state(state, q, k, v, cu_seqlens)
     offset = _offset(query_offset, q, k, causal)
     m = _horizon(horizon, state, return_state)
     _check_distances(q, k, causal, offset, m, state, cu_seqlens)
@@ -142,6 +136,25 @@ def _under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Te
         x.to(to) if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64 else x
         for x in (q, k, v)
     )  # type: ignore[return-value]
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    query_offset: int | None,
+    state: CosformerState | None,
+) -> None:
+    """Whether the tensors of a call fit together."""
+    _check_tensors(q, k, v, state)
+    if key_mask is not None:
+        _check_mask(key_mask, k)
+    if cu_seqlens is not None:
+        _check_packing(cu_seqlens, q, k, key_mask, query_offset)
+    if state is not None:
+        _check_state(state, q, k, v, cu_seqlens)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, state: CosformerState | None) -> None:
@@ -301,7 +314,9 @@ def _check_distances(
             return  # the lengths themselves: enough for every distance between them
         horizon = max(tq, tk)
     if cu_seqlens is not None:
-        if not torch.compiler.is_compiling():  # the bounds are data: a graph looks at them when it runs
+        # The bounds are data. A compiled graph looks at them when it runs; a CUDA graph cannot look at all.
+        capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+        if not torch.compiler.is_compiling() and not capturing:
             check_documents(cu_seqlens, tq, None if state is None else state.positions, horizon)
         return
     if causal and offset < -1 and seen > 0:

@@ -1,0 +1,227 @@
+"""The operator as `torch.library` ops: opaque to torch.compile and torch.export, with fake
+implementations for their shapes, and gradients and vmap registered. Every fast backend is one pair of
+such ops, with the same arguments.
+
+A state travels as the two tensors of CosformerState.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+from cosformer.ops.angles import length_or
+
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Shape = tuple[int, ...]
+
+
+def define(
+    name: str,
+    forward: Callable[..., Outputs],
+    backward: Callable[..., Outputs],
+    shapes: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, bool], tuple[Shape, Shape]],
+) -> tuple[Callable[..., Outputs], CustomOpDef, CustomOpDef]:
+    """Registers `cosformer::{name}_forward` and `cosformer::{name}_backward`; returns the function that
+    calls them, differentiable wherever it is called from, and the two ops.
+
+    `forward` and `backward` take the arguments of the ops below; `shapes`(q, k, v, cu_seqlens, causal,
+    keep) are those of the denominator and of what is kept for the backward.
+    """
+
+    @torch.library.custom_op(f"cosformer::{name}_forward", mutates_args=())
+    def forward_op(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        numerator: Tensor | None,
+        denominator: Tensor | None,
+        positions: Tensor | None,
+        causal: bool,
+        offset: int,
+        horizon: float | None,
+        eps: float,
+        need_state: bool,
+        keep: bool,
+    ) -> Outputs:
+        """out, d, what is kept for the backward (nothing unless asked), and the outgoing numerator and
+        denominator (empty unless needed)."""
+        with torch.autocast(q.device.type, enabled=False):
+            return forward(
+                q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, causal, offset,
+                length_or(horizon, q, k), eps, need_state, keep,
+            )  # fmt: skip
+
+    @forward_op.register_fake
+    def _(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        numerator: Tensor | None,
+        denominator: Tensor | None,
+        positions: Tensor | None,
+        causal: bool,
+        offset: int,
+        horizon: float | None,
+        eps: float,
+        need_state: bool,
+        keep: bool,
+    ) -> Outputs:
+        of_den, of_kept = shapes(q, k, v, cu_seqlens, causal, keep)
+        out = q.new_empty((*q.shape[:-1], v.shape[3]))
+        den = q.new_empty(of_den, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        kept = den.new_empty(of_kept)
+        if not need_state:
+            return out, den, kept, den.new_empty((0,)), den.new_empty((0,))
+        rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        shape = (rows, k.shape[2], 2, k.shape[3])
+        return out, den, kept, den.new_empty((*shape, v.shape[3])), den.new_empty(shape)
+
+    @torch.library.custom_op(f"cosformer::{name}_backward", mutates_args=())
+    def backward_op(
+        grad: Tensor,
+        grad_numerator: Tensor | None,
+        grad_denominator: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        den: Tensor,
+        kept: Tensor,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        numerator: Tensor | None,
+        denominator: Tensor | None,
+        positions: Tensor | None,
+        causal: bool,
+        offset: int,
+        horizon: float | None,
+        eps: float,
+    ) -> Outputs:
+        """The gradients of q, k, v and of the incoming numerator and denominator (empty without them)."""
+        with torch.autocast(q.device.type, enabled=False):
+            return backward(
+                grad, grad_numerator, grad_denominator, q, k, v, out, den, kept, key_mask, cu_seqlens,
+                numerator, denominator, positions, causal, offset, length_or(horizon, q, k), eps,
+            )  # fmt: skip
+
+    @backward_op.register_fake
+    def _(
+        grad: Tensor,
+        grad_numerator: Tensor | None,
+        grad_denominator: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        den: Tensor,
+        kept: Tensor,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        numerator: Tensor | None,
+        denominator: Tensor | None,
+        positions: Tensor | None,
+        causal: bool,
+        offset: int,
+        horizon: float | None,
+        eps: float,
+    ) -> Outputs:
+        dn, dd = (den.new_empty((0,) if x is None else x.shape) for x in (numerator, denominator))
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dn, dd
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+        *tensors, causal, offset, horizon, eps, need_state, _ = inputs
+        out, den, kept, _, _ = output
+        ctx.save_for_backward(*tensors, out, den, kept)
+        ctx.settings = (causal, offset, horizon, eps)
+        ctx.need_state = need_state
+
+    def gradient(ctx: Any, grad: Tensor, _den: Any, _kept: Any, gn: Tensor, gd: Tensor) -> tuple[Any, ...]:
+        q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, out, den, kept = ctx.saved_tensors
+        transformed = torch._C._are_functorch_transforms_active()
+        call = TransformableBackward.apply if transformed else backward_op
+        dq, dk, dv, dn, dd = call(
+            grad, gn if ctx.need_state else None, gd if ctx.need_state else None, q, k, v, out, den, kept,
+            key_mask, cu_seqlens, numerator, denominator, positions, *ctx.settings,
+        )  # fmt: skip
+        if numerator is None:
+            dn = dd = None
+        return dq, dk, dv, None, None, dn, dd, *[None] * 7
+
+    forward_op.register_autograd(gradient, setup_context=setup_context)
+
+    class TransformableBackward(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs: Any) -> Outputs:
+            return backward_op(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> None:
+            raise NotImplementedError(f"cosformer_attention has no second derivatives ({name}_backward).")
+
+    class Transformable(torch.autograd.Function):
+        """The same op for torch.func: its transforms do not see gradients registered with an op."""
+
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*inputs: Any) -> Outputs:
+            return forward_op(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+            setup_context(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            return gradient(ctx, *grads)
+
+    def attention(*inputs: Any) -> Outputs:
+        if torch._C._are_functorch_transforms_active():
+            return Transformable.apply(*inputs)
+        return forward_op(*inputs)
+
+    forward_op.register_vmap(_vmap(forward_op, tensors=8, cu_seqlens=4))
+    backward_op.register_vmap(_vmap(backward_op, tensors=14, cu_seqlens=10))
+    return attention, forward_op, backward_op
+
+
+def _vmap(op: Any, tensors: int, cu_seqlens: int) -> Any:
+    """vmap adds rows to the batch, calls the op once, and takes them apart again.
+
+    `tensors`: how many leading arguments are tensors; `cu_seqlens`: which of them is that one.
+    """
+
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Sequence[int]]:
+        if args[cu_seqlens] is not None:
+            raise NotImplementedError(
+                "cosformer_attention: vmap does not go together with cu_seqlens; pack all documents "
+                "into one row instead of mapping over rows."
+            )
+        n = info.batch_size
+
+        def fold(x: Any, dim: int | None) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            x = x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0)
+            return x.flatten(0, 1)
+
+        folded = [fold(x, d) for x, d in zip(args[:tensors], in_dims, strict=False)]
+        results = op(*folded, *args[tensors:])
+        # One-dimensional outputs are empty: there was no state.
+        unfolded = [y.unflatten(0, (n, -1)) if y.dim() > 1 else y.expand(n, *y.shape) for y in results]
+        return tuple(unfolded), (0,) * len(unfolded)
+
+    return rule

@@ -1,0 +1,53 @@
+"""Decoding with a state that is updated in place: nothing is allocated but the result, and a captured
+CUDA graph can be replayed token after token."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.backends import Request, can_serve
+from cosformer.ops.checks import epsilon, within_horizon
+from cosformer.ops.interface import check_call, cosformer_attention
+from cosformer.ops.state import CosformerState
+
+
+@torch.no_grad()
+def decode_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: CosformerState,
+    *,
+    key_mask: Tensor | None = None,
+    eps: float = 1e-6,
+) -> tuple[Tensor, CosformerState]:
+    """One token a row: q [B, 1, H, D], k [B, 1, Hk, D], v [B, 1, Hk, Dv]; out [B, 1, H, Dv].
+
+    As `cosformer_attention(..., causal=True, state=state, return_state=True)`, without gradients, but
+    the tensors of `state` are overwritten and belong to the state that is returned: the given one must
+    not be used again. `positions` advances with every replay of a CUDA graph; `seen`, a number, cannot:
+    whoever replays a graph counts, and stops at the horizon.
+    """
+    check_call(q, k, v, key_mask, None, None, state)
+    if q.shape[1] != 1 or k.shape[1] != 1:
+        raise ValueError(
+            f"decode_step takes one token a row, but got {q.shape[1]} queries and {k.shape[1]} keys; use "
+            "cosformer_attention(..., state=state, return_state=True) for longer pieces."
+        )
+    eps = epsilon(eps)
+    within_horizon(state.seen, state.horizon, state.seen)
+    request = Request(q, k, v, True, state.horizon, key_mask, 0, None, eps, state, True)
+    if q.is_cuda and can_serve("triton", request):
+        from cosformer.ops.triton.op import step
+
+        out = step(q, k, v, key_mask, state.numerator, state.denominator, state.positions, state.horizon, eps)
+    else:
+        out, after = cosformer_attention(
+            q, k, v, causal=True, horizon=state.horizon, key_mask=key_mask, eps=eps, state=state,
+            return_state=True,
+        )  # fmt: skip
+        state.numerator.copy_(after.numerator)
+        state.denominator.copy_(after.denominator)
+    state.positions.add_(1)
+    return out, replace(state, seen=state.seen + 1)

@@ -1,0 +1,250 @@
+"""The kernels of one call as methods: their tensors, strides, tables and block sizes put in place."""
+
+import os
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.triton.apply import apply
+from cosformer.ops.triton.configs import Blocks, arithmetic, blocks, is_roomy, power_of_two
+from cosformer.ops.triton.decode import step
+from cosformer.ops.triton.ones import ones
+from cosformer.ops.triton.pieces import Pieces, cut, cut_documents, size_of_pieces
+from cosformer.ops.triton.states import absorb, scan
+from cosformer.ops.triton.walk import walk
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+SCANNED = 256  # numbers of a state a program of the scan takes
+
+
+class State(NamedTuple):
+    """Numerators [2, D, Dv] and denominators [2, D] of all rows and key heads (or of all pieces and key
+    heads), and how far apart these are."""
+
+    s: Tensor
+    z: Tensor
+    s_stride: int
+    z_stride: int
+
+    @classmethod
+    def of(cls, numerator: Tensor, denominator: Tensor) -> "State":
+        """From the two tensors of a CosformerState."""
+        s, z = numerator.contiguous(), denominator.contiguous()
+        return cls(s, z, s.stride(1), z.stride(1))
+
+    @classmethod
+    def within(cls, together: Tensor, d: int) -> "State":
+        """From a tensor [rows, Hk, 2 D (Dv + 1)] that holds both, one behind the other."""
+        size = together.shape[-1]
+        return cls(together, together.view(-1)[size - 2 * d :], size, size)
+
+
+NOTHING = (None, None, 0, 0)
+
+
+class Roles(NamedTuple):
+    """Which tensors are a, b, c, y, x and o of a sum (the table in rows.py)."""
+
+    a: str | None
+    b: str | None
+    c: str | None
+    y: str | None
+    x: str | None
+    o: str | None
+
+
+ROLES = {
+    "o": Roles("q", "k", "v", "out", None, None),
+    "dq": Roles("g", "v", "k", "dq", "q", "out"),
+    "dk": Roles("v", "g", "q", "dk", "k", None),
+    "dv": Roles("k", "q", "g", "dv", None, None),
+}
+ONES = {  # in ones.py
+    "o": Roles("q", None, None, None, "k", None),
+    "dq": Roles("g", None, None, "dq", "k", "out"),
+    "dk": Roles(None, None, None, "dk", "q", None),
+}
+ON_Q = ("o", "dq")  # y lies along the queries
+TURNED = ("dq", "dk")  # the state is used the other way round
+
+
+class Kernels:
+    def __init__(
+        self, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+        positions: Tensor | None, offset: int, horizon: float, eps: float,
+    ):  # fmt: skip
+        """`tensors` by the names that ROLES uses; `d` [B, H, Tq]."""
+        self.tensors = {n: x if x.stride(-1) == 1 else x.contiguous() for n, x in tensors.items()}
+        q, k, v = tensors["q"], tensors["k"], tensors["v"]
+        self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+        self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
+        self.cu, self.positions = cu_seqlens, positions
+        self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
+        self.dims = (k.shape[3], v.shape[3])
+        self.rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2].
+        self.origin_k = max(0, -offset) if positions is None else 0
+        self.origin_q = self.origin_k + offset
+        self.horizon, self.eps = float(horizon), eps
+        self.d = d
+        self.r: Tensor = d
+        self.e: Tensor = d
+        if "g" in tensors:
+            self.r, self.e = torch.empty((2, *d.shape), dtype=d.dtype, device=d.device).unbind(0)
+        self.arithmetic, self.roomy = arithmetic(q.dtype, INTERPRETED), is_roomy(q.device)
+        self.common: dict[str, Any] = {
+            "D": self.dims[0], "DV": self.dims[1], "PACKED": cu_seqlens is not None,
+            "MASKED": key_mask is not None, "CARRIED": positions is not None,
+            "DOT": self.arithmetic.dot, "PRECISION": self.arithmetic.precision,
+        }  # fmt: skip
+
+    def new_state(self) -> State:
+        shape = (self.rows, self.key_heads, 2, *self.dims)
+        s, z = (torch.empty(n, dtype=torch.float32, device=self.device) for n in (shape, shape[:-1]))
+        return State(s, z, s.stride(1), z.stride(1))
+
+    def new_states(self, count: int) -> Tensor:
+        d, dv = self.dims
+        shape = (count, self.key_heads, 2 * d * (dv + 1))
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    def pieces(self, t: slice, heads: int | None = None, every: bool = True) -> Pieces:
+        rows, length = self.rows if self.cu is None else 1, t.stop - t.start
+        size = size_of_pieces(rows, length, heads or self.heads, self.device)
+        return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
+
+    def total(self, what: str, t: slice, came: State | None) -> State | None:
+        """The state after these rows, in whatever order they are taken."""
+        if t.stop <= t.start:
+            return came
+        pieces = self.pieces(t, self.key_heads)
+        states = self._absorb(what, t, pieces)
+        if pieces.single and came is None:
+            return State.within(states, self.dims[0])
+        after = self.new_state()
+        self._scan(states, pieces, came, after, prefix=False, backwards=False)
+        return after
+
+    def starts(
+        self, what: str, t: slice, came: State | None, pieces: Pieces, total: bool
+    ) -> tuple[State, State | None]:
+        """What each piece of a walk starts from and, if asked, what is there after the last."""
+        states = self._absorb(what, t, pieces)
+        after = self.new_state() if total else None
+        self._scan(states, pieces, came, after, prefix=True, backwards=what == "dv")
+        return State.within(states, self.dims[0]), after
+
+    def walk(
+        self, what: str, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
+    ) -> None:
+        role, (features, columns) = ROLES[what], self._orientation(what)
+        heads, of_a, of_b = (self.heads, queries, keys) if what in ON_Q else (self.key_heads, keys, queries)
+        if what != "dv":
+            self._ones(what, of_a, of_b, pieces, start, after)
+        a, y, x = (self._of(n, of_a) for n in (role.a, role.y, role.x))
+        b, c = self._of(role.b, of_b), self._of(role.c, of_b)
+        options = self._blocks("walk", what, features).options(features, columns)
+        walk[(-(-columns // options["BN"]) * heads * pieces.count,)](
+            a, b, c, y, x, *self._vectors(queries)[:2], self._masked(keys), self.positions,
+            (start or NOTHING)[0], (after or NOTHING)[0], *pieces.tables,
+            self._origin(what in ON_Q) + of_a.start, of_a.stop - of_a.start, pieces.each, pieces.size,
+            self.horizon, self.eps, *_strides(a, b, c, y, x), *self.d.stride()[:2], self.mask_stride,
+            (start or NOTHING)[2], (after or NOTHING)[2], HEADS=heads, GROUP=self.heads // self.key_heads,
+            WHAT=what, STARTED=start is not None, STORED=after is not None, **options, **self.common,
+        )  # fmt: skip
+
+    def _ones(
+        self, what: str, of_a: slice, of_x: slice, pieces: Pieces, start: State | None, after: State | None
+    ) -> None:
+        heads = self.heads if what in ON_Q else self.key_heads
+        of = ONES[what]
+        a, y, o, x = self._of(of.a, of_a), self._of(of.y, of_a), self._of(of.o, of_a), self._of(of.x, of_x)
+        queries, keys = (of_a, of_x) if what in ON_Q else (of_x, of_a)
+        options = self._blocks("ones", what, max(self.dims)).options(self.dims[1], self.dims[0])
+        options["BN"] = power_of_two(self.dims[0])
+        ones[(heads * pieces.count,)](
+            a, x, y, o, *self._vectors(queries), self._masked(keys), self.positions, (start or NOTHING)[1],
+            (after or NOTHING)[1], *pieces.tables, self._origin(what in ON_Q) + of_a.start,
+            of_a.stop - of_a.start, pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, x, y, o),
+            *self.d.stride()[:2], self.mask_stride, (start or NOTHING)[3], (after or NOTHING)[3],
+            HEADS=heads, GROUP=self.heads // self.key_heads, WHAT=what, STARTED=start is not None,
+            STORED=after is not None, **options, **self.common,
+        )  # fmt: skip
+
+    def apply(self, what: str, t: slice, state: State | None) -> None:
+        if t.stop <= t.start:
+            return
+        role, (features, columns) = ROLES[what], self._orientation(what)
+        heads = self.heads if what in ON_Q else self.key_heads
+        a, y, x, o = (self._of(n, t) for n in (role.a, role.y, role.x, role.o))
+        options = self._blocks("apply", what, features).options(features, columns)
+        programs = -(-columns // options["BN"]) * heads
+        pieces = self.pieces(t, programs)
+        apply[(programs * pieces.count,)](
+            a, y, x, o, *self._vectors(t if what in ON_Q else slice(0, 0)), self._masked(t), self.positions,
+            *(state or NOTHING)[:2], *pieces.tables, self._origin(what in ON_Q) + t.start, t.stop - t.start,
+            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, y, x, o), *self.d.stride()[:2],
+            self.mask_stride, *(state or NOTHING)[2:], HEADS=heads, GROUP=heads // self.key_heads, WHAT=what,
+            STARTED=state is not None, **options, **self.common,
+        )  # fmt: skip
+
+    def step(self, came: State, after: State) -> None:
+        """One token a row; `after` may be `came`."""
+        q, k, v, out = (self.tensors[n] for n in ("q", "k", "v", "out"))
+        d, dv = self.dims
+        columns = min(power_of_two(dv), 2**12 // power_of_two(d))
+        step[(self.key_heads * self.rows,)](
+            q, k, v, out, self.d, self.mask, self.positions, *came[:2], *after[:2], self.origin_q,
+            self.horizon, self.eps, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
+            v.stride(2), self.mask_stride, *came[2:], *after[2:], HEADS=self.key_heads,
+            GROUP=self.heads // self.key_heads,
+            D=d, DV=dv, MASKED=self.mask is not None, BF=power_of_two(d), BN=columns, num_warps=4,
+        )  # fmt: skip
+
+    def _absorb(self, what: str, t: slice, pieces: Pieces) -> Tensor:
+        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece."""
+        d, dv = self.dims
+        states = self.new_states(pieces.slots)
+        b, c = self._of("k" if what == "o" else "q", t), self._of("v" if what == "o" else "g", t)
+        options = self._blocks("absorb", what, d).options(d, dv)
+        absorb[(-(-dv // options["BN"]) * self.key_heads * pieces.count,)](
+            b, c, *self._vectors(t)[1:], self._masked(t), self.positions, states, *pieces.tables,
+            self._origin(what == "dv") + t.start, t.stop - t.start, pieces.each, pieces.size, self.horizon,
+            *_strides(b, c), *self.d.stride()[:2], self.mask_stride, HEADS=self.key_heads,
+            GROUP=self.heads // self.key_heads if what == "dv" else 1, WHAT=what, **options, **self.common,
+        )  # fmt: skip
+        return states
+
+    def _scan(
+        self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,
+        backwards: bool,
+    ) -> None:  # fmt: skip
+        scan[(-(-states.shape[-1] // SCANNED) * self.key_heads * self.rows,)](
+            states, *(came or NOTHING)[:2], *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each,
+            *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=self.key_heads, D=self.dims[0],
+            DV=self.dims[1], PACKED=self.cu is not None, STARTED=came is not None, STORED=after is not None,
+            PREFIX=prefix, BACKWARDS=backwards, BLOCK=SCANNED, num_warps=2,
+        )  # fmt: skip
+
+    def _blocks(self, kernel: str, what: str, features: int) -> Blocks:
+        return blocks(kernel, what, self.arithmetic.bytes, features, self.roomy)
+
+    def _orientation(self, what: str) -> tuple[int, int]:
+        return (self.dims[1], self.dims[0]) if what in TURNED else self.dims
+
+    def _origin(self, of_queries: bool) -> int:
+        return self.origin_q if of_queries else self.origin_k
+
+    def _of(self, name: str | None, t: slice) -> Tensor | None:
+        return None if name is None else self.tensors[name][:, t]
+
+    def _vectors(self, t: slice) -> tuple[Tensor, Tensor, Tensor]:
+        return self.d[..., t], self.r[..., t], self.e[..., t]
+
+    def _masked(self, t: slice) -> Tensor | None:
+        return None if self.mask is None else self.mask[:, t]
+
+
+def _strides(*tensors: Tensor | None) -> list[int]:
+    return [n for x in tensors for n in ((0, 0, 0) if x is None else x.stride()[:3])]

@@ -1,0 +1,136 @@
+"""The Triton kernels as an op of the library."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.custom_op import Outputs, Shape, define
+from cosformer.ops.triton import run
+from cosformer.ops.triton.kernels import Kernels, State
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    numerator: Tensor | None,
+    denominator: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    offset: int,
+    horizon: float,
+    eps: float,
+    need_state: bool,
+    keep: bool,
+) -> Outputs:
+    with _device(q):
+        came = _state(numerator, denominator)
+        out, d, state = run.forward(
+            q, k, v, key_mask, cu_seqlens, came, positions, causal, offset, horizon, eps, need_state
+        )
+        keeps = keep and not causal
+        if (need_state or keeps) and (state is None or state is came):  # no key: what came in goes out
+            state = _copy(state, q, k, v, cu_seqlens)
+        kept = d.new_empty((0,))
+        if state is not None and keeps:
+            kept = state.s if state.s.dim() == 3 else torch.cat((state.s.flatten(2), state.z.flatten(2)), -1)
+        if not need_state or state is None:
+            return out, d, kept, d.new_empty((0,)), d.new_empty((0,))
+        return out, d, kept, *_public(state, k, v)
+
+
+def _backward(
+    grad: Tensor,
+    grad_numerator: Tensor | None,
+    grad_denominator: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    den: Tensor,
+    kept: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    numerator: Tensor | None,
+    denominator: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    offset: int,
+    horizon: float,
+    eps: float,
+) -> Outputs:
+    with _device(q):
+        back = _state(grad_numerator, grad_denominator)
+        dq, dk, dv, r = run.backward(
+            grad, back, q, k, v, out, den, State.within(kept, k.shape[3]) if kept.numel() else None, key_mask,
+            cu_seqlens, _state(numerator, denominator), positions, causal, offset, horizon, eps,
+        )  # fmt: skip
+        if numerator is None:
+            return dq, dk, dv, den.new_empty((0,)), den.new_empty((0,))
+        if r is None or r is back:  # no query: what came back goes on
+            r = _copy(r, q, k, v, cu_seqlens)
+        return dq, dk, dv, *_public(r, k, v)
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    numerator: Tensor,
+    denominator: Tensor,
+    positions: Tensor,
+    horizon: float,
+    eps: float,
+) -> Tensor:
+    """One token a row; the state is overwritten. Gives o."""
+    if not (numerator.is_contiguous() and denominator.is_contiguous()):
+        raise ValueError("a state that is updated in place must be contiguous; call state.clone() first.")
+    with _device(q):
+        state = State.of(numerator, denominator)
+        out, d = run.new_results(q, v)
+        tensors = {"q": q, "k": k, "v": v, "out": out}
+        Kernels(tensors, d, key_mask, None, positions, 0, horizon, eps).step(state, state)
+    return out
+
+
+def _shapes(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, keep: bool
+) -> tuple[Shape, Shape]:
+    batch, tq, heads, _ = q.shape
+    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    kept = (rows, k.shape[2], 2 * k.shape[3] * (v.shape[3] + 1)) if keep and not causal else (0,)
+    return (batch, heads, tq), kept
+
+
+def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
+    """Kernels start on the current device: make that the tensors' own."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _state(numerator: Tensor | None, denominator: Tensor | None) -> State | None:
+    return None if numerator is None or denominator is None else State.of(numerator, denominator)
+
+
+def _copy(state: State | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> State:
+    if state is not None:
+        return State.of(state.s.clone(), state.z.clone())
+    rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (rows, k.shape[2], 2, k.shape[3], v.shape[3])
+    s, z = (torch.zeros(n, dtype=torch.float32, device=q.device) for n in (shape, shape[:-1]))
+    return State.of(s, z)
+
+
+def _public(state: State, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The two tensors of a CosformerState."""
+    d, dv = k.shape[3], v.shape[3]
+    if state.s.dim() == 5:
+        return state.s, state.z
+    s, z = state.s.split((2 * d * dv, 2 * d), -1)
+    return s.unflatten(-1, (2, d, dv)).contiguous(), z.unflatten(-1, (2, d)).contiguous()
+
+
+triton_attention, triton_forward, triton_backward = define("triton", _forward, _backward, _shapes)

@@ -1,0 +1,80 @@
+"""How sequences are cut into pieces, so that few long ones keep the whole GPU at work."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Tokens: below this a piece's state weighs as much as its rows.
+SHORTEST = 256
+# Programs a multiprocessor: where there are ENOUGH nothing is cut, which costs a pass over the keys; where
+# something is cut, WANTED are made.
+ENOUGH = 1.5
+WANTED = 4
+_MULTIPROCESSORS = 128  # where there is no GPU to ask
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """`size` tokens a piece, `each` pieces a row, `count` of them in all, `slots` with a state.
+
+    With packing (`cu` [N+2], its last bound twice) tables say for each piece which document it belongs
+    to and which slot its state has (-1: none), and for each document which piece is its first. They
+    are made on the device, from bounds nobody has to look at: pieces that are not there have no rows.
+    """
+
+    size: int
+    each: int
+    count: int
+    slots: int
+    cu: Tensor | None = None
+    document: Tensor | None = None
+    first: Tensor | None = None
+    slot: Tensor | None = None
+
+    @property
+    def tables(self) -> tuple[Tensor | None, ...]:
+        return self.cu, self.document, self.first, self.slot
+
+    @property
+    def single(self) -> bool:
+        """Every row is one piece."""
+        return self.cu is None and self.each == 1
+
+
+def size_of_pieces(rows: int, length: int, programs: int, device: torch.device) -> int:
+    """Tokens, when a piece keeps so many programs busy."""
+    there, processors = max(1, rows * programs), _multiprocessors(device)
+    if there >= ENOUGH * processors:
+        return max(1, length)
+    n = max(1, min(-(-WANTED * processors // there), length // SHORTEST))
+    return -(-length // n // 64) * 64 if n > 1 else max(1, length)
+
+
+def cut(rows: int, length: int, size: int) -> Pieces:
+    each = max(1, -(-length // size))
+    return Pieces(size, each, rows * each, rows * each)
+
+
+def cut_documents(cu_seqlens: Tensor, length: int, size: int, every: bool) -> Pieces:
+    """`every`: each piece has a state, not only those of documents of several pieces."""
+    documents = cu_seqlens.shape[0] - 1
+    count = length // size + documents
+    n = (cu_seqlens.diff() + (size - 1)) // size
+    first = torch.cat((n.new_zeros(1), n.cumsum(0)))
+    piece = torch.arange(count, device=n.device)
+    document = torch.searchsorted(first[1:], piece, right=True)
+    has = document < documents
+    if not every:
+        has = has & (n[document.clamp_max(documents - 1)] > 1)
+    slot = torch.where(has, piece if every else has.cumsum(0) - 1, -1)
+    return Pieces(
+        size, 0, count, count if every else min(count, 2 * length // size + 1),
+        torch.cat((cu_seqlens, cu_seqlens[-1:])), document.int(), first.int(), slot.int(),
+    )  # fmt: skip
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _MULTIPROCESSORS
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,142 @@
+"""Which kernels make up a forward and a backward.
+
+Causal attention is a walk; a sequence cut into pieces first gets the states its pieces start from
+(absorb, scan). Bidirectional and cross attention sum up a state (absorb, scan) and apply it. Where
+causal queries and keys do not begin and end together, keys before the first query are absorbed,
+queries after the last key apply the state, and what lies between is walked. States are computed again
+in the backward; only the one of bidirectional attention is kept.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.steps import overlap
+from cosformer.ops.triton.kernels import Kernels, State
+
+
+class Span(NamedTuple):
+    """Queries and keys of a call that are worked on together."""
+
+    q: slice
+    k: slice
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
+    positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float, need_state: bool,
+) -> tuple[Tensor, Tensor, State | None]:  # fmt: skip
+    """o [B, Tq, H, Dv], d [B, H, Tq] before eps, and the state after the last key; for bidirectional
+    attention always, for causal attention if needed."""
+    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+    d = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    run = Kernels(
+        {"q": q, "k": k, "v": v, "out": out}, d, key_mask, cu_seqlens, positions, offset, horizon, eps
+    )
+    if not causal:
+        state = run.total("o", slice(0, k.shape[1]), came)
+        run.apply("o", slice(0, q.shape[1]), state)
+        return out, d, state
+    one_token = q.shape[1] == k.shape[1] == 1 and offset == 0 and cu_seqlens is None
+    if one_token and came is not None and need_state:
+        state = run.new_state()
+        run.step(came, state)
+        return out, d, state
+    early, both, late = _spans(q.shape[1], k.shape[1], offset)
+    run.apply("o", early.q, came)
+    state = run.total("o", early.k, came)
+    after = need_state or late.q.stop > late.q.start
+    if both.q.stop > both.q.start:
+        state = _walk_forward(run, both, state, after)
+    run.apply("o", late.q, state)
+    if need_state:
+        state = run.total("o", late.k, state)
+    return out, d, state
+
+
+def backward(
+    grad: Tensor, grad_state: State | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, d: Tensor,
+    kept: State | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
+    positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float,
+) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
+    """dq, dk, dv, and the gradient of the state that came in."""
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
+    run = Kernels(tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    if not causal:
+        queries, keys = slice(0, q.shape[1]), slice(0, k.shape[1])
+        run.apply("dq", queries, kept)
+        r = run.total("dv", queries, grad_state)
+        run.apply("dk", keys, r)
+        run.apply("dv", keys, r)
+        return dq, dk, dv, r
+    early, both, late = _spans(q.shape[1], k.shape[1], offset)
+    before = run.total("o", early.k, came)
+    r = grad_state
+    if late.q.stop > late.q.start:
+        run.apply("dq", late.q, run.total("o", both.k, before))
+        r = run.total("dv", late.q, r)
+    run.apply("dk", late.k, r)
+    run.apply("dv", late.k, r)
+    if both.q.stop > both.q.start:
+        carried = came is not None or early.k.stop > early.k.start
+        r = _walk_backward(run, both, before, r, carried)
+    run.apply("dk", early.k, r)
+    run.apply("dv", early.k, r)
+    run.apply("dq", early.q, came)
+    if came is not None:
+        r = run.total("dv", early.q, r)
+    return dq, dk, dv, r
+
+
+def new_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for o and d."""
+    batch, length, heads, _ = q.shape
+    return (
+        torch.empty((batch, length, heads, v.shape[3]), dtype=q.dtype, device=q.device),
+        torch.empty((batch, heads, length), dtype=torch.float32, device=q.device),
+    )
+
+
+def _spans(tq: int, tk: int, offset: int) -> tuple[Span, Span, Span]:
+    """What comes before there are both queries and keys, where there are both, and after."""
+    q0, k0, n = overlap(tq, tk, offset)
+    q1, k1 = q0 + n, k0 + n
+    return (
+        Span(slice(0, q0), slice(0, k0)),
+        Span(slice(q0, q1), slice(k0, k1)),
+        Span(slice(q1, tq), slice(k1, tk)),
+    )
+
+
+def _walk_forward(run: Kernels, span: Span, came: State | None, need_state: bool) -> State | None:
+    pieces = run.pieces(span.q, every=need_state or came is not None)
+    after: State | None = None
+    if pieces.single:
+        after = run.new_state() if need_state else None
+        run.walk("o", *span, pieces, came, after)
+    else:
+        start, after = run.starts("o", span.k, came, pieces, total=need_state)
+        run.walk("o", *span, pieces, start, None)
+    return after
+
+
+def _walk_backward(
+    run: Kernels, span: Span, came: State | None, back: State | None, carried: bool
+) -> State | None:
+    """`back`: the gradient of the state after the span; returns the one before it, if carried."""
+    pieces = run.pieces(span.q, every=back is not None or came is not None)
+    before: State | None = None
+    start: State | None = back
+    if pieces.single:
+        run.walk("dq", *span, pieces, came, None)
+        before = run.new_state() if carried else None
+        run.walk("dk", *span, pieces, start, before)
+    else:
+        start, _ = run.starts("o", span.k, came, pieces, total=False)
+        run.walk("dq", *span, pieces, start, None)
+        start, before = run.starts("dv", span.q, back, pieces, total=carried)
+        run.walk("dk", *span, pieces, start, None)
+    run.walk("dv", *span, pieces, start, None)
+    return before

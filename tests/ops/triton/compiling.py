@@ -1,0 +1,73 @@
+"""What the kernels of a call become on a chip that is not there: Triton compiles for any target, and
+the assembler's report says what was needed."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64",
+    torch.int32: "i32", torch.uint8: "u8",
+}  # fmt: skip
+
+
+@dataclass
+class Launch:
+    """A kernel and the arguments it was started with."""
+
+    kernel: Any
+    args: dict[str, Any]
+
+    def compile(self, capability: int) -> Any:
+        params = self.kernel.params
+        options = {n: self.args[n] for n in ("num_warps", "num_stages") if n in self.args}
+        signature, constants, attributes = {}, {}, {}
+        for i, p in enumerate(params):
+            x = self.args[p.name]
+            if p.is_constexpr or x is None or (isinstance(x, int) and x == 1 and not p.do_not_specialize):
+                signature[p.name], constants[(i,)] = "constexpr", x
+                continue
+            if isinstance(x, torch.Tensor):
+                signature[p.name] = "*" + TYPES[x.dtype]
+                aligned = True
+            elif isinstance(x, float):
+                signature[p.name], aligned = "fp32", False
+            else:
+                signature[p.name], aligned = "i32", x % 16 == 0 and not p.do_not_specialize
+            if aligned:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+class Recorder:
+    """Stands in for a kernel and writes down how it is started."""
+
+    def __init__(self, kernel: Any, launches: list[Launch]):
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid: Any) -> Any:
+        def start(*args: Any, **more: Any) -> None:
+            names = [p.name for p in self.kernel.params]
+            self.launches.append(Launch(self.kernel, dict(zip(names, args, strict=False)) | more))
+
+        return start
+
+
+def report(compiled: Any) -> dict[str, int]:
+    """Registers, stack (spills) and shared memory."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(compiled.asm["cubin"])
+        f.flush()
+        said = subprocess.run([tool, "-res-usage", f.name], capture_output=True, text=True, check=True).stdout
+    usage = {n.lower(): int(v) for n, v in re.findall(r"(REG|STACK):(\d+)", said)}
+    return usage | {"shared": compiled.metadata.shared}

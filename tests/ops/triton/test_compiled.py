@@ -1,0 +1,59 @@
+"""The kernels compile, without a GPU, for every chip they are meant for: within its shared memory,
+without large spills, and the same for every length."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
+
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a block may use
+SPILLED = 1024  # bytes of stack a thread may need: a fifth of what it holds, served by the first cache
+
+# In a process of its own: here the kernels may have been made for the interpreter.
+COMPILE = """
+import sys, torch
+from cosformer.ops.triton import kernels, run
+from tests.ops.triton.compiling import Recorder, report
+
+launches = []
+for name in ("walk", "ones", "apply", "absorb", "scan", "step"):
+    setattr(kernels, name, Recorder(getattr(kernels, name), launches))
+
+def record(dim, causal, length):
+    launches.clear()
+    q, k, v, g = (torch.empty(8, length, 16, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    out, d, state = run.forward(q, k, v, None, None, None, None, causal, 0, float(length), 1e-6, False)
+    run.backward(g, None, q, k, v, out, d, state, None, None, None, None, causal, 0, float(length), 1e-6)
+    return list(launches)
+
+capability, dim = int(sys.argv[1]), int(sys.argv[2])
+kernels.is_roomy = lambda device: capability == 90
+for launch in [*record(dim, True, 2048), *record(dim, False, 2048)]:
+    usage = report(launch.compile(capability))
+    print(launch.kernel.__name__, launch.args.get("WHAT"), usage["stack"], usage["shared"])
+"""
+
+
+def run(code, *args):
+    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(["src", ".", environment.get("PYTHONPATH", "")])
+    made = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True,
+        env=environment | {"PYTHONPATH": paths},
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr[-2000:]
+    return made.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("capability", "dim"), itertools.product(SHARED, (64, 128)))
+def test_every_chip(capability, dim):
+    lines = run(COMPILE, capability, dim)
+    assert len(lines) > 10
+    for line in lines:
+        *_, stack, shared = line.split()
+        assert int(shared) <= SHARED[capability] * 1024, line
+        assert int(stack) <= SPILLED, line
