@@ -150,9 +150,9 @@ def measure(shape: Shape, seconds: float, progress: Progress) -> dict[str, Any]:
             case = {
                 "contender": c.name,
                 "mode": mode,
-                "dim": at_.dim,
-                "length": at_.length,
-                "batch": at_.batch,
+                "dim": x.dim,
+                "length": x.length,
+                "batch": x.batch,
             }
             inputs = x.inputs()
             try:
