@@ -100,7 +100,7 @@ def test_a_state_and_no_keys(causal):
     "dims", [(16, 16), (48, 80), (80, 48), (96, 96), (128, 128), (256, 256), (8, 256)], ids=str
 )
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_head_sizes(dims, causal, cut):
+def test_head_sizes(dims, causal):
     dim, value_dim = dims
     assert_right(make(batch=1, tq=70, heads=1, dim=dim, value_dim=value_dim, causal=causal), torch.float32)
 
