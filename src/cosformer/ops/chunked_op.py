@@ -1,7 +1,7 @@
 """The chunked operator as `torch.library` ops: opaque to torch.compile and torch.export, with fake
 implementations for their shapes, and gradients and vmap registered.
 
-A state travels as the two tensors of CosformerState; inside, as S = [numerator, denominator].
+A state travels as the two tensors of CosformerState; inside, as the S of chunked.py.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cosformer.ops import chunked, packing
 from cosformer.ops.angles import length_or
-from cosformer.ops.steps import room_for_states, tiling
+from cosformer.ops.steps import room_for_states, width
 
 _Forward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -48,7 +48,7 @@ def chunked_forward(
                 q, k, v, cu_seqlens, state, positions, causal, horizon, eps, need_state
             )
             kept = den.new_empty((0,))
-        return out, den, kept, *_split(after, den)
+        return out, den, kept, *_split(after, v.shape[3], den)
 
 
 @chunked_forward.register_fake
@@ -73,8 +73,7 @@ def _(
     den = q.new_empty((batch, tq, heads), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
     if cu_seqlens is None:
         rows = batch
-        fill = tiling(batch, heads, (d, dv)).chunks
-        room = room_for_states(tq, tk, causal, (d, dv), fill) if keep else 0
+        room = room_for_states(tq, tk, offset, causal, heads, (d, dv)) if keep else 0
         kept = den.new_empty((batch, kv_heads, room))
     else:
         rows = cu_seqlens.shape[0] - 1
@@ -121,7 +120,7 @@ def chunked_backward(
                 grad, grad_state, q, k, v, out, den, cu_seqlens, state, positions, causal, horizon, eps
             )
         dq, dk, dv = grads
-        return dq, dk, dv, *_split(dstate, den)
+        return dq, dk, dv, *_split(dstate, v.shape[3], den)
 
 
 @chunked_backward.register_fake
@@ -155,10 +154,18 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Forward) -> None:
     ctx.save_for_backward(*tensors, out, den, kept)
     ctx.settings = (causal, offset, horizon, eps)
     ctx.need_state = need_state
+    ctx.set_materialize_grads(False)  # the kept states have none, and they are large
 
 
-def _gradient(ctx: Any, grad: Tensor, _den: Any, _kept: Any, gn: Tensor, gd: Tensor) -> tuple[Any, ...]:
+def _gradient(
+    ctx: Any, grad: Tensor | None, _den: Any, _kept: Any, gn: Tensor | None, gd: Tensor | None
+) -> tuple[Any, ...]:
     q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, out, den, kept = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
+    if gn is None and gd is not None:
+        gn = gd.new_zeros((*gd.shape, v.shape[3]))
+    if gd is None and gn is not None:
+        gd = gn.new_zeros(gn.shape[:-1])
     transformed = torch._C._are_functorch_transforms_active()
     backward = _TransformableBackward.apply if transformed else chunked_backward
     dq, dk, dv, dn, dd = backward(
@@ -248,14 +255,22 @@ chunked_backward.register_vmap(_vmap(chunked_backward, tensors=14, cu_seqlens=10
 
 
 def _join(numerator: Tensor | None, denominator: Tensor | None) -> Tensor | None:
-    """numerator [B, Hk, 2, D, Dv] and denominator [B, Hk, 2, D] as S [B, Hk, 2D, Dv+1]."""
+    """numerator [B, Hk, 2, D, Dv] and denominator [B, Hk, 2, D] as S [B, Hk, D, .], whose rows are
+    both phases of the numerator, both of the denominator, and zeros."""
     if numerator is None or denominator is None:
         return None
-    return torch.cat((numerator, denominator.unsqueeze(-1)), -1).flatten(2, 3)
+    batch, heads, _, d, dv = numerator.shape
+    state = numerator.new_zeros((batch, heads, d, width(dv)))
+    state[..., : 2 * dv].unflatten(-1, (2, dv)).copy_(numerator.transpose(2, 3))
+    state[..., 2 * dv : 2 * dv + 2] = denominator.mT
+    return state
 
 
-def _split(state: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+def _split(state: Tensor | None, dv: int, like: Tensor) -> tuple[Tensor, Tensor]:
     if state is None:
         return like.new_empty((0,)), like.new_empty((0,))
-    state = state.unflatten(2, (2, -1))
-    return state[..., :-1].contiguous(), state[..., -1].contiguous()
+    numerator = state[..., : 2 * dv].unflatten(-1, (2, dv)).transpose(2, 3)
+    denominator = state[..., 2 * dv : 2 * dv + 2].mT
+    # Copies even where the views are contiguous: what an op returns must not share memory.
+    fresh = torch.contiguous_format
+    return numerator.clone(memory_format=fresh), denominator.clone(memory_format=fresh)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cosformer.ops import chunked
 from cosformer.ops.checks import within_horizon
+from cosformer.ops.steps import width
 
 _SHORT = 256  # longer documents fill the operator's buffers by themselves
 _GATHERED = 8192  # tokens at a time, so that the copies stay small
@@ -100,7 +101,7 @@ def forward(
     den = q.new_empty(q.shape[:-1], dtype=wide)
     after = None
     if need_state:
-        shape = (len(bounds) - 1, k.shape[2], 2 * k.shape[3], v.shape[3] + 1)
+        shape = (len(bounds) - 1, k.shape[2], k.shape[3], width(v.shape[3]))
         after = torch.zeros(shape, dtype=wide, device=q.device) if state is None else state.clone()
     for b in bundles(bounds, q.device):
         came, at = (None if x is None else x[b.documents] for x in (state, positions))
