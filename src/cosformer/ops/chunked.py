@@ -35,7 +35,8 @@ the states of the chunks inside a step are computed again.
 import torch
 from torch import Tensor
 
-from cosformer.ops.steps import Buffer, Step, Walk, halves, room_for_states, tiling, width
+from cosformer.ops.buffers import Buffer, halves, width
+from cosformer.ops.steps import Step, Walk, room_for_states, tiling
 
 
 def forward(

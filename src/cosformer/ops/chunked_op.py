@@ -12,7 +12,8 @@ from torch import Tensor
 
 from cosformer.ops import chunked, packing
 from cosformer.ops.angles import length_or
-from cosformer.ops.steps import room_for_states, width
+from cosformer.ops.buffers import width
+from cosformer.ops.steps import room_for_states
 
 _Forward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

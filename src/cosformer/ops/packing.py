@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import chunked
+from cosformer.ops.buffers import width
 from cosformer.ops.checks import within_horizon
-from cosformer.ops.steps import width
 
 _SHORT = 256  # longer documents fill the operator's buffers by themselves
 _GATHERED = 8192  # tokens at a time, so that the copies stay small
