@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cosformer.ops import chunked
-from cosformer.ops.steps import CHUNK, Buffer, Room, Walk, plan, room_for_states
+from cosformer.ops.buffers import Buffer, Room, width
+from cosformer.ops.steps import CHUNK, Walk, plan, room_for_states, tiling
 
 sizes = st.integers(1, 3000)
+buffers = st.integers(10, 19)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -28,28 +30,48 @@ def test_every_token_is_taken_once_and_in_order(tq, tk, offset, causal, dim, fil
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(sizes, sizes, st.integers(-3500, 3500), st.booleans(), st.integers(1, 40), st.integers(1, 9))
-def test_states_have_room(tq, tk, offset, causal, dim, fill):
+@given(
+    sizes,
+    sizes,
+    st.integers(-3500, 3500) | st.just(0),
+    st.booleans(),
+    st.integers(1, 40),
+    st.integers(10, 19),
+)
+def test_states_have_room(tq, tk, offset, causal, dim, buffer):
     """The bound that holds for symbolic sizes is never less than what a walk keeps."""
-    room = room_for_states(tq, tk, causal, (dim, dim), fill)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cosformer.ops.steps.BUFFER", 2**buffer)
+        room = room_for_states(tq, tk, offset, causal, 1, (dim, dim))
+        fill, _ = tiling(max(tq, tk), 1, (dim, dim))
     q, k = torch.empty(1, tq, 1, dim), torch.empty(1, tk, 1, dim)
     walk = Walk({"q": q}, {"k": k, "v": k}, None, None, causal, offset, 1e4, fill)
-    for slot in walk.slots(torch.empty(1, 1, room)):
-        assert slot is None or slot.shape[-2:] == (2 * dim, dim + 1)
+    slots, used = walk.slots(torch.empty(1, 1, room))
+    assert used <= room
+    for slot in slots:
+        assert slot is None or slot.shape[-2:] == (dim, width(dim))
+
+
+def call(length):
+    """A forward and backward pass in a room of its own: the bytes to work in, and of the kept states."""
+    room = Room()
+    q, k, v = (torch.randn(1, length, 8, 64) for _ in range(3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cosformer.ops.steps._room", room)
+        out, den, kept, _ = chunked.forward(q, k, v, None, None, None, True, 0, length, 1e-6, False, True)
+        chunked.backward(out, None, q, k, v, out, den, kept, None, None, None, True, 0, length, 1e-6)
+    return sum(x.nbytes for x in room.memory.values()), kept.nbytes
 
 
 def test_temporaries_do_not_grow_with_the_length():
-    """Twice the length needs the same room to work in."""
-    used = []
-    for length in (1024, 2048):
-        room = Room()
-        q, k, v = (torch.randn(1, length, 8, 64) for _ in range(3))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cosformer.ops.steps._room", room)
-            out, den, kept, _ = chunked.forward(q, k, v, None, None, None, True, 0, length, 1e-6, False, True)
-            chunked.backward(out, None, q, k, v, out, den, kept, None, None, None, True, 0, length, 1e-6)
-        used.append(sum(x.nbytes for x in room.memory.values()))
-    assert used[0] == used[1]
+    """Twice the length, once it is long, needs the same room to work in."""
+    assert call(4096)[0] == call(8192)[0]
+
+
+@pytest.mark.parametrize("length", [1024, 4096])
+def test_short_sequences_need_less_room_than_their_tensors(length):
+    """Beside the output and three gradients, as large as q, little more than three times q."""
+    assert sum(call(length)) <= 3.25 * length * 8 * 64 * 4
 
 
 def test_kept_memory_is_bounded():

@@ -25,12 +25,3 @@ def angle(positions: Tensor, horizon: float) -> Tensor:
 def cos_sin(positions: Tensor, horizon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     theta = angle(positions, horizon)
     return theta.cos().to(dtype), theta.sin().to(dtype)
-
-
-def cos_of_distance(
-    queries: Tensor, keys: Tensor, horizon: float, dtype: torch.dtype, causal: bool
-) -> Tensor:
-    """cos((pi/2)(i - j)/M) [Tq, Tk], zero for j > i where causal."""
-    distance = queries[:, None] - keys[None, :]
-    weight = angle(distance, horizon).cos().to(dtype)
-    return weight.masked_fill(distance < 0, 0.0) if causal else weight

@@ -1,26 +1,32 @@
 """cosFormer attention in linear time and memory, in plain PyTorch: the CPU backend, and the
 readable twin of the GPU kernels. Forward and a hand-written backward.
 
-With x' = ReLU(x), theta_i = (pi/2) i/M, phi(x)_i = [x'_i cos theta_i, x'_i sin theta_i] (2D wide)
-and v1_j = [v_j, 1], Ptolemy's identity turns the paper's equation into
+With x' = ReLU(x), theta_i = (pi/2) i/M, v1_j = [v_j, 1] and both phases of a value side by side,
+vv_j = [cos(theta_j) v1_j, sin(theta_j) v1_j], Ptolemy's identity turns the paper's equation into
 
-    n1_i = [n_i, d_i] = sum_j (q'_i . k'_j) cos(theta_i - theta_j) v1_j = phi(q)_i^T S,
-    S = sum_j phi(k)_j v1_j^T   [2D, Dv+1],         o_i = n_i / max(d_i, eps).
+    [n_i, d_i] = sum_j (q'_i . k'_j) cos(theta_i - theta_j) v1_j = cos(theta_i) w0_i + sin(theta_i) w1_i
+    w_i = [w0_i, w1_i] = sum_j (q'_i . k'_j) vv_j = q'_i^T S,    S = sum_j k'_j vv_j^T  [D, 2(Dv+1)]
+    o_i = n_i / max(d_i, eps)
 
-A call is a walk along the sequence with S in hand, made of three kinds of steps (steps.py):
+All phases lie on the side of the values: no cosine enters a product of queries and keys. A call is
+a walk along the sequence with S in hand, made of three kinds of steps (steps.py):
 
-    absorb   keys alone          S  += phi(K)^T V1
-    apply    queries alone       N1  = phi(Q) S
-    attend   queries and keys    chunk by chunk: N1 = phi(Q) S + P V1 with P = Q' K'^T * cos, then absorb
+    absorb   keys alone          S  += K'^T VV
+    apply    queries alone       W   = Q' S
+    attend   queries and keys    chunk by chunk: W = Q' S + P VV with P = tril(Q' K'^T), then absorb
 
 Bidirectional and cross attention are absorbs, then applies; causal attention is a row of attends
 (absorbs before them where keys come first, as in cached decoding); whatever is short enough for the
 square to cost less than the state is a single attend. The backward takes the same steps from the
-end with R = dL/dS in hand, g_i = dL/do_i and n1'_i = [g_i, -(g_i . o_i)] / d_i:
+end with R = dL/dS in hand, g_i = dL/do_i, n1'_i = [g_i, -(g_i . o_i)] / d_i and both its phases,
+m_i = [cos(theta_i) n1'_i, sin(theta_i) n1'_i]:
 
-    apply    dphi(Q) = N1' S^T                    R += phi(Q)^T N1'
-    absorb   dphi(K) = V1 R^T                    dV1 = phi(K) R
-    attend   both, and with A = N1' V1^T * cos:  dQ' += A K', dK' += A^T Q', dV1 += P^T N1'
+    apply    dQ' = M S^T                          R += Q'^T M
+    absorb   dK' = VV R^T                       dVV  = K' R
+    attend   both, and with A = tril(M VV^T):   dQ' += A K',  dK' += A^T Q',  dVV += P^T M
+
+M VV^T carries cos(theta_i - theta_j) by itself, and dv_j = cos(theta_j) dvv0_j + sin(theta_j) dvv1_j.
+In memory rows of vv, w, m, S and R are [v cos, v sin, 1 cos, 1 sin, 0 ...], filled up to whole registers.
 
 Nothing of size T x D^2 ever exists: one state a step is kept for the backward (a fraction of q),
 the states of the chunks inside a step are computed again.
@@ -29,7 +35,8 @@ the states of the chunks inside a step are computed again.
 import torch
 from torch import Tensor
 
-from cosformer.ops.steps import Buffer, Step, Walk, room_for_states, tiling
+from cosformer.ops.buffers import Buffer, halves, width
+from cosformer.ops.steps import Step, Walk, room_for_states, tiling
 
 
 def forward(
@@ -47,18 +54,18 @@ def forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """o [B, Tq, H, Dv]; d, not clamped, [B, Tq, H]; states for the backward, one behind another,
-    [B, Hk, .], none unless asked to keep them; S after the last key [B, Hk, 2D, Dv+1] if needed.
+    [B, Hk, .], none unless asked to keep them; S after the last key [B, Hk, D, .] if needed.
 
     `state` is the incoming S and `positions` [B] how many positions it has seen.
     """
     shape, dims = (q.shape[0], k.shape[2]), (k.shape[3], v.shape[3])
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    rows, fill = tiling(q.shape[0], q.shape[2], dims)
-    room = room_for_states(q.shape[1], k.shape[1], causal, dims, fill) if keep else 0
+    room = room_for_states(q.shape[1], k.shape[1], offset, causal, q.shape[2], dims) if keep else 0
     out = q.new_empty((*q.shape[:-1], dims[1]))
     den = q.new_empty(q.shape[:-1], dtype=wide)
-    kept = q.new_zeros((*shape, room), dtype=wide)
-    after = q.new_empty((*shape, 2 * dims[0], dims[1] + 1), dtype=wide) if need_state else None
+    kept = q.new_empty((*shape, room), dtype=wide)
+    after = q.new_empty((*shape, dims[0], width(dims[1])), dtype=wide) if need_state else None
+    fill, rows = tiling(max(q.shape[1], k.shape[1]), q.shape[2], dims)
     for a in range(0, q.shape[0], rows):
         t = slice(a, a + rows)
         of_q = {"q": q[t], "out": out[t], "den": den[t].unsqueeze(-1)}
@@ -73,7 +80,10 @@ def forward(
 
 def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state: bool) -> Tensor | None:
     s = None if state is None else state.flatten(0, 1).clone()
-    slots = x.slots(kept) if kept.numel() else [None] * len(x.steps)
+    slots: list[Tensor | None] = [None] * len(x.steps)
+    if kept.numel():
+        slots, used = x.slots(kept)
+        kept[..., used:] = 0
     for i, (step, slot) in enumerate(zip(x.steps, slots, strict=True)):
         update = need_state or i < x.last_read
         if slot is not None and s is not None:
@@ -82,26 +92,30 @@ def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state
             s = _absorb(x, s, step) if update else s
             continue
         q1 = x.queries(step)
-        n1 = x.buffer("n", q1.whole, x.dv + 1)
+        w = x.phased("m", q1.whole)
         if step.has_k:
-            k1, v1 = x.keys(step), x.values(step)
-            torch.bmm(x.square(step, q1, k1).rows, v1.rows, out=n1.rows)
+            k1, vv = x.keys(step), x.values(step)
+            torch.bmm(x.square(step, q1, (q1.rows, k1.rows)).rows, vv.rows, out=w.rows)
         elif s is None:
-            n1.whole.zero_()
-        chunks = len(n1.chunks)
-        if s is not None or chunks > 1:
-            phi_q = x.phi("q", q1, step).chunks
-        if step.has_k and (update or chunks > 1):
-            phi_k = x.phi("k", k1, step).chunk_columns
+            w.whole.zero_()
+        chunks = len(w.chunks)
         for c in range(chunks):
             if s is not None:
-                n1.chunks[c].baddbmm_(phi_q[c], s, beta=1 if step.has_k else 0)
+                w.chunks[c].baddbmm_(q1.chunks[c], s, beta=1 if step.has_k else 0)
             if step.has_k and (update or c + 1 < chunks):
-                s = _add_product(s, phi_k[c], v1.chunks[c])
-        d = n1.whole[..., -1:]
-        step.of("den").copy_(d)
-        torch.div(n1.whole[..., :-1], d.clamp_min(eps), out=step.of("out"))
+                s = _add_product(s, k1.chunk_columns[c], vv.chunks[c])
+        _divide(w, step, eps)
     return s
+
+
+def _divide(w: Buffer, step: Step, eps: float) -> None:
+    """o = (cos w0 + sin w1) / max(d, eps)."""
+    cos, sin, d = step.of("cos_q"), step.of("sin_q"), step.of("den")
+    y0, y1 = w.last
+    torch.mul(y0, cos, out=d).addcmul_(y1, sin)
+    clamped = d.clamp_min(eps)
+    w0, w1, _ = w.parts
+    torch.addcmul(w0.mul_(cos / clamped), w1, sin / clamped, out=step.of("out"))
 
 
 def backward(
@@ -130,7 +144,8 @@ def backward(
     inverse = den.clamp_min(eps).reciprocal_().unsqueeze_(-1)
     free = (den >= eps).to(den.dtype).neg_().unsqueeze_(-1)  # 0 where eps holds d, -1 elsewhere
     healthy = bool(den.isfinite().all())
-    rows, fill = tiling(q.shape[0], q.shape[2], (k.shape[3], v.shape[3]))
+    dims = (k.shape[3], v.shape[3])
+    fill, rows = tiling(max(q.shape[1], k.shape[1]), q.shape[2], dims)
     of_q = {"q": q, "grad": grad, "out": out, "inverse": inverse, "free": free, "dq": dq}
     of_k = {"k": k, "v": v, "dk": dk, "dv": dv}
     for a in range(0, q.shape[0], rows):
@@ -150,93 +165,94 @@ def _backward(
     r = None if grad_state is None else grad_state.flatten(0, 1).clone()
     for i in reversed(range(len(x.steps))):
         step, s = x.steps[i], before[i]
-        if step.has_q:
-            q1, n1 = _row_gradients(x, step, healthy)
-            gq, phi_q, chunks = x.buffer("gq", q1.whole, x.d), x.phi("q", q1, step), len(n1.chunks)
+        both, chunks = step.has_q and step.has_k, 1
         if step.has_k:
-            k1, v1 = x.keys(step), x.values(step)
-            gk, gv = x.buffer("gk", k1.whole, x.d), x.buffer("gv", v1.whole, x.dv + 1)
-            phi_k, chunks = x.phi("k", k1, step), len(v1.chunks)
-        if step.has_q and step.has_k:
-            torch.bmm(x.square(step, q1, k1).columns, n1.rows, out=gv.rows)
-            a = x.square(step, n1, v1)
-            torch.bmm(a.rows, k1.rows, out=gq.rows)
-            torch.bmm(a.columns, q1.rows, out=gk.rows)
+            k1, vv = x.keys(step), x.values(step)
+            chunks = len(vv.chunks)
+        if step.has_q:
+            q1, m = _row_gradients(x, step, healthy)
+            g = x.buffer("g", q1.whole, x.d)
+            if both:
+                a = x.square(step, q1, *zip(m.halves, vv.halves, strict=True))
+                torch.bmm(a.rows, k1.rows, out=g.rows)
+                s = x.scratch_state(s) if chunks > 1 else s
+            if s is not None:
+                turned = _turned(s, x.dv)
+                for c in range(chunks):
+                    _add_turned(g.chunks[c], m.chunk_halves[c], turned, fresh=not both)
+                    if c + 1 < chunks:
+                        s.baddbmm_(k1.chunk_columns[c], vv.chunks[c])
+            elif not both:
+                g.whole.zero_()
+            _relu_backward(g, q1, step.of("dq"))
 
-        if step.has_q and not step.has_k and s is None:
-            gq.whole.zero_()
-        if step.has_q and s is not None:
-            dphi = x.buffer("large", q1.whole, 2 * x.d)
-            for c in range(chunks):
-                torch.bmm(n1.chunks[c], s.mT, out=dphi.chunks[c])
-                if c + 1 < chunks:
-                    s = _add_product(s, phi_k.chunk_columns[c], v1.chunks[c])
-            x.through_phi("q", gq, dphi, step)
-
-        if step.has_k and chunks > 1 and r is None:
-            r = x.zero_state()
+        if step.has_k:
+            g = x.buffer("g", k1.whole, x.d)
+            if both:
+                torch.bmm(a.columns, q1.rows, out=g.rows)
+                r = x.zero_state() if r is None and chunks > 1 else r
+            elif r is None:
+                g.whole.zero_()
+                vv.whole.zero_()
         reads = step.has_k and r is not None
-        if step.has_k and not step.has_q and r is None:
-            gk.whole.zero_()
-            gv.whole.zero_()
-        if reads:
-            dphi = x.buffer("large", k1.whole, 2 * x.d)
+        if r is not None:
+            turned = _turned(r, x.dv)
         for c in reversed(range(chunks)):
-            if reads and r is not None:
-                torch.bmm(v1.chunks[c], r.mT, out=dphi.chunks[c])
-                gv.chunks[c].baddbmm_(phi_k.chunks[c], r, beta=1 if step.has_q else 0)
+            if step.has_k and r is not None:
+                _add_turned(g.chunks[c], vv.chunk_halves[c], turned, fresh=not both)
+                torch.bmm(k1.chunks[c], r, out=vv.chunks[c])  # from here on, vv holds its gradient
             if step.has_q and (c > 0 or i > 0 or carried):
-                r = _add_product(r, phi_q.chunk_columns[c], n1.chunks[c])
-        if reads:
-            x.through_phi("k", gk, dphi, step)
-
-        if step.has_q:
-            _relu_backward(gq, q1, step.of("dq"))
+                r = _add_product(r, q1.chunk_columns[c], m.chunks[c])
         if step.has_k:
-            _relu_backward(gk, k1, step.of("dk"))
-            step.of("dv").copy_(gv.whole[..., :-1])
+            _relu_backward(g, k1, step.of("dk"))
+            if both:
+                p = x.square(step, q1, (q1.rows, k1.rows))
+                vv.rows.baddbmm_(p.columns, m.rows, beta=1 if reads else 0)
+            v0, v1, _ = vv.parts
+            torch.addcmul(v0.mul_(step.of("cos_k")), v1, step.of("sin_k"), out=step.of("dv"))
     return r
 
 
 def _states(x: Walk, state: Tensor | None, kept: Tensor) -> list[Tensor | None]:
-    """S as each step finds it, in memory the step may change; None where there is nothing yet."""
-    found: list[Tensor | None] = []
+    """S as each step finds it; None where there is nothing yet."""
     s = None if state is None else state.flatten(0, 1)
     if kept.numel():
-        return [(s if slot is None else slot.clone().flatten(0, 1)) for slot in x.slots(kept)]
+        return [(s if slot is None else slot.flatten(0, 1)) for slot in x.slots(kept)[0]]
+    found: list[Tensor | None] = []
     s = None if s is None else s.clone()
     for i, step in enumerate(x.steps):
-        attends = step.has_q and step.has_k and not x.direct
-        if attends and s is None:
-            s = x.zero_state()
-        found.append(s.clone() if s is not None and attends else s)
-        if step.has_k and i < x.last_read:
+        absorbs = step.has_k and i < x.last_read
+        found.append(s.clone() if s is not None and absorbs and step.has_q else s)
+        if absorbs:
             s = _absorb(x, s, step)
     return found
 
 
 def _row_gradients(x: Walk, step: Step, healthy: bool) -> tuple[Buffer, Buffer]:
-    """q' and n1' = [g, -(g . o)] / d of a step; where eps holds d, its gradient is zero.
+    """q' and m, the phases of n1' = [g, -(g . o)] / d, of a step.
 
     A row that nothing downstream uses (g = 0) takes no part, whatever it holds: a padded query full
     of NaN would otherwise reach the gradient of every key as 0 x NaN.
     """
     q1, g = x.queries(step), step.of("grad")
-    n1 = x.buffer("n", q1.whole, x.dv + 1)
-    dn = n1.whole[..., :-1]
-    torch.mul(g, step.of("inverse"), out=dn)
-    go = torch.mul(dn, step.of("out"), out=x.buffer("gv", q1.whole, x.dv).whole)
-    torch.mul(go.sum(-1, keepdim=True), step.of("free"), out=n1.whole[..., -1:])
+    m = x.phased("m", q1.whole)
+    m0, m1, tail = m.parts
+    factor = step.of("tail_q") * step.of("inverse")
+    torch.mul(g, factor[..., :1], out=m0)
+    torch.mul(g, factor[..., 1:2], out=m1)
+    go = x.product(g, step.of("out")).sum(-1, keepdim=True)
+    # The same factors as above: g . v - g . o cancels, and two roundings of one factor would stay.
+    torch.mul(go.mul_(step.of("free")), factor, out=tail)
     if not healthy:
         unused = (g == 0).all(-1, keepdim=True)
         q1.whole.masked_fill_(unused, 0)
-        n1.whole.masked_fill_(unused, 0)
-    return q1, n1
+        m.whole.masked_fill_(unused, 0)
+    return q1, m
 
 
 def _absorb(x: Walk, s: Tensor | None, step: Step) -> Tensor | None:
-    phi, v1 = x.phi("k", x.keys(step), step), x.values(step)
-    for left, right in zip(phi.chunk_columns, v1.chunks, strict=True):
+    k1, vv = x.keys(step), x.values(step)
+    for left, right in zip(k1.chunk_columns, vv.chunks, strict=True):
         s = _add_product(s, left, right)
     return s
 
@@ -244,6 +260,19 @@ def _absorb(x: Walk, s: Tensor | None, step: Step) -> Tensor | None:
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """total += left right, in place; a fresh tensor where there was none."""
     return torch.bmm(left, right) if total is None else total.baddbmm_(left, right)
+
+
+def _turned(state: Tensor, dv: int) -> tuple[Tensor, Tensor]:
+    """S^T, in halves."""
+    left, right = halves(state, dv)
+    return left.mT, right.mT
+
+
+def _add_turned(
+    total: Tensor, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], fresh: bool
+) -> None:
+    """total += left right, half by half; a fresh total holds nothing yet."""
+    total.baddbmm_(left[0], right[0], beta=0 if fresh else 1).baddbmm_(left[1], right[1])
 
 
 def _relu_backward(grad: Buffer, x: Buffer, into: Tensor) -> None:

@@ -1,11 +1,12 @@
-"""The chunked operator as an op of the library. Inside, a state is one matrix [numerator, denominator]."""
+"""The chunked operator as an op of the library. Inside, a state is the S of chunked.py."""
 
 import torch
 from torch import Tensor
 
 from cosformer.ops import chunked, packing
+from cosformer.ops.buffers import width
 from cosformer.ops.custom_op import Outputs, Shape, define
-from cosformer.ops.steps import room_for_states, tiling
+from cosformer.ops.steps import room_for_states
 
 
 def _forward(
@@ -34,7 +35,7 @@ def _forward(
             q, k, v, cu_seqlens, state, positions, causal, horizon, eps, need_state
         )
         kept = den.new_empty((0,))
-    return out, den, kept, *_split(after, den)
+    return out, den, kept, *_split(after, v.shape[3], den)
 
 
 def _backward(
@@ -80,34 +81,40 @@ def _backward(
         dq, dk, dv, dstate = packing.backward(
             grad, grad_state, q, k, v, out, den, cu_seqlens, state, positions, causal, horizon, eps
         )
-    return dq, dk, dv, *_split(dstate, den)
+    return dq, dk, dv, *_split(dstate, v.shape[3], den)
 
 
 def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, keep: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
 ) -> tuple[Shape, Shape]:
     batch, tq, heads, _ = q.shape
     tk, kv_heads, dims = k.shape[1], k.shape[2], (k.shape[3], v.shape[3])
     if cu_seqlens is not None:
         return (batch, tq, heads), (0,)
-    fill = tiling(batch, heads, dims).chunks
-    return (batch, tq, heads), (
-        batch, kv_heads, room_for_states(tq, tk, causal, dims, fill) if keep else 0
-    )  # fmt: skip
+    room = room_for_states(tq, tk, offset, causal, heads, dims) if keep else 0
+    return (batch, tq, heads), (batch, kv_heads, room)
 
 
 def _join(numerator: Tensor | None, denominator: Tensor | None) -> Tensor | None:
-    """numerator [B, Hk, 2, D, Dv] and denominator [B, Hk, 2, D] as S [B, Hk, 2D, Dv+1]."""
+    """numerator [B, Hk, 2, D, Dv] and denominator [B, Hk, 2, D] as S [B, Hk, D, .], whose rows are
+    both phases of the numerator, both of the denominator, and zeros."""
     if numerator is None or denominator is None:
         return None
-    return torch.cat((numerator, denominator.unsqueeze(-1)), -1).flatten(2, 3)
+    batch, heads, _, d, dv = numerator.shape
+    state = numerator.new_zeros((batch, heads, d, width(dv)))
+    state[..., : 2 * dv].unflatten(-1, (2, dv)).copy_(numerator.transpose(2, 3))
+    state[..., 2 * dv : 2 * dv + 2] = denominator.mT
+    return state
 
 
-def _split(state: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+def _split(state: Tensor | None, dv: int, like: Tensor) -> tuple[Tensor, Tensor]:
     if state is None:
         return like.new_empty((0,)), like.new_empty((0,))
-    state = state.unflatten(2, (2, -1))
-    return state[..., :-1].contiguous(), state[..., -1].contiguous()
+    numerator = state[..., : 2 * dv].unflatten(-1, (2, dv)).transpose(2, 3)
+    denominator = state[..., 2 * dv : 2 * dv + 2].mT
+    # Copies even where the views are contiguous: what an op returns must not share memory.
+    fresh = torch.contiguous_format
+    return numerator.clone(memory_format=fresh), denominator.clone(memory_format=fresh)
 
 
 chunked_attention, chunked_forward, chunked_backward = define("chunked", _forward, _backward, _shapes)

@@ -22,13 +22,13 @@ def define(
     name: str,
     forward: Callable[..., Outputs],
     backward: Callable[..., Outputs],
-    shapes: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, bool], tuple[Shape, Shape]],
+    shapes: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int, bool], tuple[Shape, Shape]],
 ) -> tuple[Callable[..., Outputs], CustomOpDef, CustomOpDef]:
     """Registers `cosformer::{name}_forward` and `cosformer::{name}_backward`; returns the function that
     calls them, differentiable wherever it is called from, and the two ops.
 
     `forward` and `backward` take the arguments of the ops below; `shapes`(q, k, v, cu_seqlens, causal,
-    keep) are those of the denominator and of what is kept for the backward.
+    offset, keep) are those of the denominator and of what is kept for the backward.
     """
 
     @torch.library.custom_op(f"cosformer::{name}_forward", mutates_args=())
@@ -73,7 +73,7 @@ def define(
         need_state: bool,
         keep: bool,
     ) -> Outputs:
-        of_den, of_kept = shapes(q, k, v, cu_seqlens, causal, keep)
+        of_den, of_kept = shapes(q, k, v, cu_seqlens, causal, offset, keep)
         out = q.new_empty((*q.shape[:-1], v.shape[3]))
         den = q.new_empty(of_den, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
         kept = den.new_empty(of_kept)
@@ -141,9 +141,17 @@ def define(
         ctx.save_for_backward(*tensors, out, den, kept)
         ctx.settings = (causal, offset, horizon, eps)
         ctx.need_state = need_state
+        ctx.set_materialize_grads(False)  # the kept states have none, and they are large
 
-    def gradient(ctx: Any, grad: Tensor, _den: Any, _kept: Any, gn: Tensor, gd: Tensor) -> tuple[Any, ...]:
+    def gradient(
+        ctx: Any, grad: Tensor | None, _den: Any, _kept: Any, gn: Tensor | None, gd: Tensor | None
+    ) -> tuple[Any, ...]:
         q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, out, den, kept = ctx.saved_tensors
+        grad = torch.zeros_like(out) if grad is None else grad
+        if gn is None and gd is not None:
+            gn = gd.new_zeros((*gd.shape, v.shape[3]))
+        if gd is None and gn is not None:
+            gd = gn.new_zeros(gn.shape[:-1])
         transformed = torch._C._are_functorch_transforms_active()
         call = TransformableBackward.apply if transformed else backward_op
         dq, dk, dv, dn, dd = call(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import chunked
+from cosformer.ops.buffers import width
 from cosformer.ops.checks import within_horizon
 
 _SHORT = 256  # longer documents fill the operator's buffers by themselves
@@ -100,7 +101,7 @@ def forward(
     den = q.new_empty(q.shape[:-1], dtype=wide)
     after = None
     if need_state:
-        shape = (len(bounds) - 1, k.shape[2], 2 * k.shape[3], v.shape[3] + 1)
+        shape = (len(bounds) - 1, k.shape[2], k.shape[3], width(v.shape[3]))
         after = torch.zeros(shape, dtype=wide, device=q.device) if state is None else state.clone()
     for b in bundles(bounds, q.device):
         came, at = (None if x is None else x[b.documents] for x in (state, positions))

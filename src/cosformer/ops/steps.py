@@ -1,35 +1,36 @@
-"""How the chunked operator walks along a sequence: which steps it takes, and the room they work in.
+"""How the chunked operator walks along a sequence: which steps it takes, and what each reads.
 
-The maths is in chunked.py; here is only what is read when, and where temporaries lie.
+The maths is in chunked.py; where temporaries lie, in buffers.py.
 """
 
 import math
-import threading
 from collections.abc import Iterator
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.angles import cos_of_distance, cos_sin
+from cosformer.ops.angles import cos_sin
+from cosformer.ops.buffers import Buffer, Room, width
 
-# Chunks of 64 tokens keep the square inside a chunk cheaper than the state. A step takes as many
-# chunks, and a tile as many rows of the batch, as fill buffers of about this many numbers: calls
-# then cost little and the caches still serve.
+# Chunks of 64 tokens keep the square inside a chunk cheaper than the state. The more of them a step
+# takes, the less its calls cost; but its buffers hold no more than about so many numbers, and of a
+# long sequence no more than a quarter, or the room to work in would exceed the tensors themselves.
 CHUNK = 64
-BUFFER = 2**18
+BUFFER = 2**19
+PARTS = 4
 
 
-class Tiling(NamedTuple):
-    rows: int  # of the batch, walked together
-    chunks: int  # to a step
+def most_chunks(heads: int, dims: tuple[int, int]) -> int:
+    """In a step, for sequences of any length."""
+    return max(1, BUFFER // (heads * max(dims) * CHUNK))
 
 
-def tiling(batch: int, heads: int, dims: tuple[int, int]) -> Tiling:
-    chunk = heads * max(dims) * CHUNK
-    rows = max(1, min(batch, BUFFER // chunk))
-    return Tiling(rows, max(1, BUFFER // (rows * chunk)))
+def tiling(length: int, heads: int, dims: tuple[int, int]) -> tuple[int, int]:
+    """How many chunks a step takes, and how many rows of the batch are walked together."""
+    chunks = -(-length // CHUNK)
+    fill = min(max(PARTS, -(-chunks // PARTS)), most_chunks(heads, dims))
+    return fill, max(1, most_chunks(heads, dims) // min(fill, max(1, chunks)))
 
 
 class Segment(NamedTuple):
@@ -100,80 +101,20 @@ def plan(tq: int, tk: int, offset: int, causal: bool, dims: tuple[int, int], fil
     return segments
 
 
-def room_for_states(tq: int, tk: int, causal: bool, dims: tuple[int, int], fill: int) -> int:
+def room_for_states(tq: int, tk: int, offset: int, causal: bool, heads: int, dims: tuple[int, int]) -> int:
     """How many numbers, for each row and key head, hold the states a forward keeps for its backward:
-    one a step with queries and keys, and one for the queries that come after all keys.
+    one a step with queries, keys, and keys before them, and one for the queries that come after all
+    keys.
 
     A bound that is linear in the length: exact counts of steps make hard conditions on symbolic sizes.
     """
     if tk == 0 or is_direct(tq, tk, dims):
         return 0
-    size = 2 * dims[0] * (dims[1] + 1)
-    per_token = -(-size // (fill * CHUNK))
-    return tq * per_token + 3 * size if causal else size
-
-
-class Buffer:
-    """Room for one operand of a step [chunks, B, Hk, ..., width], and the ways it is looked at."""
-
-    def __init__(self, whole: Tensor):
-        self.whole = whole
-
-    @cached_property
-    def _matrices(self) -> Tensor:
-        x = self.whole
-        return x.view(x.shape[0], x.shape[1] * x.shape[2], -1, x.shape[-1])
-
-    @cached_property
-    def rows(self) -> Tensor:
-        """All chunks as one batch of matrices."""
-        return self._matrices.flatten(0, 1)
-
-    @cached_property
-    def columns(self) -> Tensor:
-        return self.rows.mT
-
-    @cached_property
-    def chunks(self) -> tuple[Tensor, ...]:
-        return self._matrices.unbind(0)
-
-    @cached_property
-    def chunk_columns(self) -> tuple[Tensor, ...]:
-        return self._matrices.mT.unbind(0)
-
-    @cached_property
-    def halves(self) -> tuple[Tensor, ...]:
-        return self.whole.chunk(2, -1)
-
-
-class Room(threading.local):
-    """Memory for buffers, kept from call to call by each thread: on a CPU, fresh pages can cost
-    more than the arithmetic done in them. Other devices have allocators that see to this."""
-
-    limit = 2**26  # bytes in all
-    shapes = 256  # looked at in the same memory, before they are forgotten
-
-    def __init__(self) -> None:
-        self.memory: dict[tuple[str, torch.dtype], Tensor] = {}
-        self.buffers: dict[tuple[str, tuple[int, ...], torch.dtype], Buffer] = {}
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Buffer:
-        if device.type != "cpu":
-            return Buffer(torch.empty(shape, dtype=dtype, device=device))
-        key = (name, shape, dtype)
-        if key not in self.buffers:
-            size = math.prod(shape)
-            flat = self.memory.get((name, dtype))
-            if flat is None or flat.numel() < size or len(self.buffers) >= self.shapes:
-                self.buffers.clear()
-                self.memory.pop((name, dtype), None)
-                with torch.inference_mode(False):  # what is kept must serve calls of every kind
-                    flat = torch.empty(size, dtype=dtype)
-                if sum(x.nbytes for x in self.memory.values()) + flat.nbytes > self.limit:
-                    return Buffer(flat.view(shape))
-                self.memory[name, dtype] = flat
-            self.buffers[key] = Buffer(flat[:size].view(shape))
-        return self.buffers[key]
+    size = dims[0] * width(dims[1])
+    if not causal:
+        return size
+    per_token = -(-size // (most_chunks(heads, dims) * CHUNK))
+    return tq * per_token + (PARTS + (1 if offset == 0 else 2)) * size
 
 
 _room = Room()
@@ -241,17 +182,12 @@ class Walk:
         self.causal, self.offset, self.horizon, self.masked = causal, offset, horizon, key_mask is not None
         # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2],
         # where nothing cancels.
-        self.at = torch.arange(max(tq, tk), device=k.device)
-        at = self.at + max(0, -offset) if positions is None else self.at + positions[:, None]
-        angles = cos_sin(at, horizon, self.dtype)
-        angles_q = angles if offset == 0 else cos_sin(at[..., :tq] + offset, horizon, self.dtype)
+        at = torch.arange(max(tq, tk), device=k.device)
+        at = at + (max(0, -offset) if positions is None else positions[:, None])
         self.operands: dict[str, Operand] = {}
-        for names, tables, along_q in (
-            (("cos_q", "sin_q"), angles_q, True),
-            (("cos_k", "sin_k"), angles, False),
-        ):
-            for name, w in zip(names, tables, strict=True):
-                self._add(name, w.view(-1, w.shape[-1], 1, 1), along_q)
+        phases = self._phases(at)
+        self._add_phases("k", phases)
+        self._add_phases("q", phases if offset == 0 else self._phases(at[..., :tq] + offset))
         if key_mask is not None:
             self._add("hidden", ~key_mask[..., None, None], False)
         for name, x in of_q.items():
@@ -266,37 +202,56 @@ class Walk:
                 self.steps.append(Step(q0, q1, k0, k1, s.chunk, self.operands))
         # After the last step with queries, what keys add can only be told by an outgoing state.
         self.last_read = max((i for i, step in enumerate(self.steps) if step.has_q), default=-1)
-        self._weights: dict[tuple[int, int], Tensor] = {}
+
+    def _phases(self, at: Tensor) -> Tensor:
+        """[cos theta, sin theta, 0 ...] at these positions [..., T]: the tail of a row with phases."""
+        x = torch.zeros((*at.shape, width(self.dv) - 2 * self.dv), dtype=self.dtype, device=self.device)
+        x[..., 0], x[..., 1] = cos_sin(at, self.horizon, self.dtype)
+        return x.view(-1, at.shape[-1], 1, x.shape[-1])
+
+    def _add_phases(self, side: str, x: Tensor) -> None:
+        for name, part in (("cos", x[..., :1]), ("sin", x[..., 1:2]), ("tail", x)):
+            self._add(f"{name}_{side}", part, side == "q")
 
     def _add(self, name: str, x: Tensor, along_q: bool) -> None:
         heads = min(self.kv_heads, x.shape[2])
         sizes = (x.shape[0], heads, x.shape[2] // heads, x.shape[3])
         self.operands[name] = Operand(x, along_q, sizes, x.stride(), int(x.storage_offset()))
 
-    def slots(self, kept: Tensor) -> list[Tensor | None]:
-        """Where in `kept` [B, Hk, .] each step finds its state [B, Hk, 2D, Dv+1] again; None where it
-        reads none, or the one that came in."""
-        shape = (2 * self.d, self.dv + 1)
+    def slots(self, kept: Tensor) -> tuple[list[Tensor | None], int]:
+        """Where in `kept` [B, Hk, .] each step finds its state [B, Hk, D, .] again, None where it reads
+        none, or the one that came in; and how much of it all steps need."""
+        shape = (self.d, width(self.dv))
         size, used = math.prod(shape), 0
         found: list[Tensor | None] = []
         applying, keys_seen = False, False
         for step in self.steps:
             slot = None
-            if step.has_q and not self.direct and (step.has_k or keys_seen):
+            if step.has_q and keys_seen:
                 used += 0 if applying and not step.has_k else size  # all applies in a row share one
                 applying = not step.has_k
                 slot = kept[..., used - size : used].unflatten(-1, shape)
             found.append(slot)
             keys_seen |= step.has_k
-        return found
+        return found, used
 
     def buffer(self, name: str, like: Tensor, width: int) -> Buffer:
         """Room with the rows of `like` and this width."""
         return _room.take(name, (*like.shape[:-1], width), self.dtype, self.device)
 
+    def phased(self, name: str, like: Tensor) -> Buffer:
+        """Room for a value with its phases, and a number with its own, for each row of `like`."""
+        return _room.take(name, (*like.shape[:-1], width(self.dv)), self.dtype, self.device, self.dv)
+
     def zero_state(self) -> Tensor:
-        shape = (self.batch * self.kv_heads, 2 * self.d, self.dv + 1)
+        shape = (self.batch * self.kv_heads, self.d, width(self.dv))
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def scratch_state(self, state: Tensor | None) -> Tensor:
+        """A copy that a step may change, zero where there was nothing."""
+        shape = (self.batch * self.kv_heads, self.d, width(self.dv))
+        into = _room.take("state", shape, self.dtype, self.device).whole
+        return into.zero_() if state is None else into.copy_(state)
 
     def queries(self, step: Step) -> Buffer:
         """q' = ReLU(q)."""
@@ -307,11 +262,13 @@ class Walk:
         return self._hide(self._relu("k", step.of("k")), step)
 
     def values(self, step: Step) -> Buffer:
-        """v1 = [v, 1]; zero where the key is masked, whatever lay there (NaN included)."""
+        """vv = [v cos, v sin, cos, sin]; zero where the key is masked, whatever lay there (NaN included)."""
         x = step.of("v")
-        into = self.buffer("v", x, self.dv + 1)
-        into.whole[..., :-1] = x
-        into.whole[..., -1] = 1
+        into = self.phased("vv", x)
+        cos, sin, tail = into.parts
+        torch.mul(x, step.of("cos_k"), out=cos)
+        torch.mul(x, step.of("sin_k"), out=sin)
+        tail.copy_(step.of("tail_k"))
         return self._hide(into, step)
 
     def _relu(self, name: str, x: Tensor) -> Buffer:
@@ -327,31 +284,16 @@ class Walk:
             x.whole.masked_fill_(step.of("hidden"), 0)
         return x
 
-    def phi(self, side: str, x: Buffer, step: Step) -> Buffer:
-        """[x' cos theta, x' sin theta]; side is "q" or "k"."""
-        into = self.buffer("phi_" + side, x.whole, 2 * self.d)
-        torch.mul(x.whole, step.of("cos_" + side), out=into.halves[0])
-        torch.mul(x.whole, step.of("sin_" + side), out=into.halves[1])
-        return into
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        """x * y for tensors of one type, rounded only to the type of the sums."""
+        into = self.buffer("g", x, x.shape[-1]).whole
+        return torch.mul(x, y, out=into) if x.dtype == self.dtype else into.copy_(x).mul_(y)
 
-    def through_phi(self, side: str, grad: Buffer, dphi: Buffer, step: Step) -> None:
-        """Adds to dL/dx' what comes to it through phi(x); it is all there is in a step of one side."""
-        if step.has_q and step.has_k:
-            grad.whole.addcmul_(dphi.halves[0], step.of("cos_" + side))
-        else:
-            torch.mul(dphi.halves[0], step.of("cos_" + side), out=grad.whole)
-        grad.whole.addcmul_(dphi.halves[1], step.of("sin_" + side))
-
-    def square(self, step: Step, left: Buffer, right: Buffer) -> Buffer:
-        """(left right^T) * cos((pi/2)(i - j)/M) inside each chunk, the future left out if causal.
-
-        The cosines depend on the distance alone: they are the same in every chunk.
-        """
-        if step.size not in self._weights:
-            shift = self.offset if self.direct else 0
-            i, j = self.at[: step.size[0]] + shift, self.at[: step.size[1]]
-            self._weights[step.size] = cos_of_distance(i, j, self.horizon, self.dtype, self.causal)
-        p = self.buffer("large", left.whole, step.size[1])
-        torch.bmm(left.rows, right.columns, out=p.rows)
-        p.whole.mul_(self._weights[step.size])
+    def square(self, step: Step, like: Buffer, *factors: tuple[Tensor, Tensor]) -> Buffer:
+        """The sum of left right^T inside each chunk [tokens of `like`, keys]; no future if causal."""
+        p = self.buffer("square", like.whole, step.size[1])
+        for n, (left, right) in enumerate(factors):
+            p.rows.baddbmm_(left, right.mT, beta=min(n, 1))
+        if self.causal:
+            p.whole.tril_(self.offset if self.direct else 0)
         return p

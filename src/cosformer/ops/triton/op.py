@@ -98,7 +98,7 @@ def step(
 
 
 def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, keep: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
 ) -> tuple[Shape, Shape]:
     batch, tq, heads, _ = q.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
