@@ -132,8 +132,8 @@ def check_horizon(length: int, horizon: float) -> None:
     if length - 1 > horizon:
         refuse(
             f"the text has reached {length} positions and the horizon is {horizon:g}, beyond which the "
-            "weights turn negative. Set config.cosformer_horizon to the greatest length that the text may reach, or "
-            "call enable(horizon=...)"
+            "weights turn negative. Set config.cosformer_horizon to the greatest length that the text may "
+            "reach, or call enable(horizon=...)"
         )
 
 
