@@ -131,7 +131,7 @@ class TestMasks:
 
     def test_longer_than_the_text(self):
         mask = torch.ones(2, 8, dtype=torch.int64)
-        with refused("covers 8 positions, and there are 6 keys"):
+        with refused("places for 8 keys", "longer than the text"):
             tiny("llama")(input_ids=IDS, attention_mask=mask, use_cache=False)
 
 
@@ -187,12 +187,12 @@ class TestStaticCaches:
     def test_handed_in(self):
         model = tiny("llama")
         cache = StaticCache(config=model.config, max_cache_len=16)
-        for mask in (None, torch.ones_like(IDS)):
-            with refused("room for 16 keys", "static", "dynamic cache"):
+        for mask in (None, torch.ones_like(IDS), torch.ones(2, 16)):
+            with refused("places for 16 keys", "static cache", "dynamic cache"):
                 model(input_ids=IDS, attention_mask=mask, past_key_values=cache)
 
     def test_in_generate(self):
-        with refused("static", "dynamic cache"):
+        with refused("static cache", "dynamic cache"):
             tiny("llama").generate(IDS, max_new_tokens=4, cache_implementation="static")
 
 

@@ -96,16 +96,14 @@ def check_mask_function(plain: bool, local_size: int | None, use_vmap: bool) -> 
 
 def check_cache(q_length: int, kv_length: int, q_offset: int | Tensor, mask: Tensor | None) -> None:
     """The keys are those of the past and of this call, with no empty places behind them."""
-    filled = None if isinstance(q_offset, Tensor) else q_offset + q_length
-    if filled == kv_length:
-        check_mask(mask, kv_length)
-    elif mask is not None and mask.shape[-1] == kv_length:
-        refuse(f"attention_mask covers {kv_length} positions, and there are {filled} keys")
-    else:
+    # A static cache in use counts in tensors.
+    if isinstance(q_offset, Tensor) or kv_length != q_offset + q_length:
         refuse(
-            f"the cache has room for {kv_length} keys and not all of them are filled (a static cache). "
-            "Use the default, dynamic cache"
+            f"there are places for {kv_length} keys and not all of them are filled: a static cache, or an "
+            "attention_mask longer than the text. Use the default, dynamic cache, and a mask that covers "
+            "what is in it and what is new"
         )
+    check_mask(mask, kv_length)
 
 
 def check_positions(position_ids: Tensor | None) -> None:
