@@ -1,6 +1,5 @@
 """What cosFormer cannot do for a host model is refused with its reason, and never ignored."""
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,22 +11,9 @@ from transformers.masking_utils import create_causal_mask, create_chunked_causal
 
 from cosformer.integrations.hosts import Settings
 from cosformer.integrations.transformers import enable, report, verify
-from tests.integrations.tiny import HOSTS, SIZES, TWO_TEXTS, arguments, large, rows, tiny
+from tests.integrations.tiny import HOSTS, SIZES, TWO_TEXTS, arguments, large, refused, rows, tiny
 
 IDS = torch.stack(rows(6, 6))
-
-
-@pytest.fixture(autouse=True)
-def _enabled():
-    enable()
-
-
-@contextmanager
-def refused(*fragments, error=ValueError):
-    with pytest.raises(error) as caught:
-        yield
-    for fragment in fragments:
-        assert fragment in str(caught.value)
 
 
 class TestT5:
@@ -49,19 +35,6 @@ class TestT5:
         assert not any(use.runs for use in report(model))
         with refused("6 of 6 attention modules", "encoder.block.0", "position bias"):
             verify(model)
-
-
-def test_verify_finds_a_part_that_was_left_behind():
-    """An encoder that came built keeps a configuration of its own, out of reach of the switch."""
-    model = tiny("bert-to-bert", attn_implementation="sdpa")
-    model.set_attn_implementation("cosformer")
-    with refused(
-        "2 of 6 attention modules of EncoderDecoderModel do not run cosFormer",
-        "encoder.encoder.layer.0.attention.self, as its configuration says attn_implementation='sdpa'.",
-    ):
-        verify(model)
-    with refused("Linear has no attention module"):
-        verify(nn.Linear(3, 3))
 
 
 @pytest.mark.parametrize(

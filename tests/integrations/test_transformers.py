@@ -1,38 +1,36 @@
 """cosFormer inside Hugging Face models: what a token gets depends on its own text alone, however it was
-padded or cached, and every layer runs it."""
+padded or cached, and it is what the equation says."""
 
 import importlib
-import inspect
 import itertools
 import math
 import sys
 import threading
-from collections import Counter
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from cosformer.integrations import transformers as drop_in
-from cosformer.integrations.transformers import enable, recorded_calls, report, verify
-from tests.integrations.tiny import HOSTS, PAD, POSITIONS, TWO_TEXTS, VOCABULARY, arguments, rows, tiny
+from cosformer.integrations.transformers import enable, report
+from tests.integrations.tiny import (
+    HOSTS,
+    LENGTHS,
+    PAD,
+    POSITIONS,
+    TWO_TEXTS,
+    VOCABULARY,
+    arguments,
+    assert_close,
+    rows,
+    tiny,
+)
 
 EVERY = pytest.mark.parametrize("name", HOSTS)
 GENERATING = pytest.mark.parametrize("name", [name for name, host in HOSTS.items() if host.generates])
 PADDED = pytest.mark.parametrize(
     ("name", "side"), [(name, side) for name, host in HOSTS.items() for side in host.sides]
 )
-LENGTHS = (3, 11, 1, 7)
-
-
-@pytest.fixture(autouse=True)
-def _enabled():
-    enable()
-
-
-def assert_close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 def gradients(model):
@@ -158,19 +156,6 @@ def test_gradients_reach_what_softmax_reaches(name):
     assert all("key" in key or "k_proj" in key for key in new), new
 
 
-@EVERY
-def test_every_attention_runs_once_in_a_forward(name):
-    model = tiny(name)
-    verify(model)
-    uses = report(model)
-    assert len(uses) == HOSTS[name].attentions
-    with recorded_calls() as calls:
-        model(**arguments(name, rows(*LENGTHS)))
-    assert Counter(calls) == Counter(model.get_submodule(use.name) for use in uses)
-    model(**arguments(name, rows(*LENGTHS)))
-    assert len(calls) == len(uses), "calls outside the block do not count"
-
-
 def by_hand(q, k, v, horizon, causal, mask):
     """The equation pair by pair, one head: q (Tq, D), k (Tk, D), v (Tk, D), mask (Tk)."""
     out = torch.zeros(len(q), v.shape[1], dtype=v.dtype)
@@ -216,33 +201,6 @@ def test_attention_equals_the_equation(name):
         assert_close(met["out"][row], out if name == "bert" else module.o_proj(out))
 
 
-class TestTheWaysIn:
-    def test_loading_building_and_switching_give_the_same(self, tmp_path):
-        given = arguments("bert", rows(*LENGTHS))
-        built = tiny("bert")
-        expected = built(**given).logits
-        built.save_pretrained(tmp_path)
-        loaded = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="cosformer")
-        plain = AutoModelForMaskedLM.from_pretrained(tmp_path)
-        config = AutoConfig.from_pretrained(tmp_path)
-        made = AutoModelForMaskedLM.from_config(config, attn_implementation="cosformer")
-        made.load_state_dict(built.state_dict())
-        assert (plain.double()(**given).logits - expected).abs().max() > 0.1
-        plain.set_attn_implementation("cosformer")
-        for model in (loaded, plain, made):
-            verify(model)
-            assert_close(model.double().eval()(**given).logits, expected)
-
-    @pytest.mark.parametrize("name", [name for name in HOSTS if "-to-" not in name])
-    def test_switching_reaches_every_module(self, name):
-        model = tiny(name, attn_implementation="sdpa")
-        assert not any(use.runs for use in report(model))
-        model.set_attn_implementation("cosformer")
-        verify(model)
-        given = arguments(name, rows(*LENGTHS))
-        assert_close(model(**given).logits, tiny(name)(**given).logits)
-
-
 class TestHorizon:
     def test_comes_from_the_model_or_from_whoever_states_another(self):
         (text,) = rows(30)
@@ -262,28 +220,6 @@ class TestHorizon:
 
     def test_of_images_is_the_number_of_patches_and_one(self):
         assert report(tiny("vit"))[0].detail == "self-attention with horizon 17"
-
-
-def test_report_names_every_module_and_why():
-    model = tiny("bart", attn_implementation="sdpa")
-    assert [str(use) for use in report(model)][:1] == [
-        "model.encoder.layers.0.self_attn (BartAttention): not cosFormer, its configuration says "
-        "attn_implementation='sdpa'"
-    ]
-    model.set_attn_implementation("cosformer")
-    assert [(use.name, use.detail) for use in report(model)] == [
-        ("model.encoder.layers.0.self_attn", "self-attention with horizon 64"),
-        ("model.encoder.layers.1.self_attn", "self-attention with horizon 64"),
-        ("model.decoder.layers.0.self_attn", "causal self-attention with horizon 64"),
-        ("model.decoder.layers.0.encoder_attn", "cross-attention with horizon 64"),
-        ("model.decoder.layers.1.self_attn", "causal self-attention with horizon 64"),
-        ("model.decoder.layers.1.encoder_attn", "cross-attention with horizon 64"),
-    ]
-    mixed = torch.nn.ModuleDict({"host": model, "other": torch.nn.MultiheadAttention(8, 2)})
-    assert str(report(mixed)[-1]) == (
-        "other (MultiheadAttention): not cosFormer, its class computes the attention itself and asks no "
-        "attention interface"
-    )
 
 
 def test_a_decoder_can_be_asked_to_look_both_ways():
@@ -351,17 +287,6 @@ def test_runs_in_half_precision_and_under_autocast():
     assert model(**given).logits.dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model.float()(**given).logits.isfinite().all()
-
-
-def test_public_interface():
-    assert sorted(drop_in.__all__) == ["AttentionUse", "enable", "recorded_calls", "report", "verify"]
-    assert all(getattr(drop_in, name).__doc__ for name in drop_in.__all__)
-    parameters = inspect.signature(enable).parameters.values()
-    assert [(p.name, p.kind, p.default) for p in parameters] == [
-        ("horizon", inspect.Parameter.KEYWORD_ONLY, None),
-        ("backend", inspect.Parameter.KEYWORD_ONLY, "auto"),
-        ("also", inspect.Parameter.KEYWORD_ONLY, ()),
-    ]
 
 
 def test_without_transformers_the_error_says_what_to_install(monkeypatch):

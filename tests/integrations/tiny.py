@@ -2,9 +2,11 @@
 broken cache or a mask without effect shows, in float64."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import (
@@ -102,6 +104,7 @@ HOSTS = {
     "bert-to-gpt2": Host(partial(pair, gpt2), 6, ("right",), generates=True),
     "vit": Host(vit, 2),
 }
+LENGTHS = (3, 11, 1, 7)  # of texts in one batch
 TWO_TEXTS = ("bart", "bert-to-bert", "bert-to-gpt2")
 
 
@@ -150,3 +153,16 @@ def arguments(name: str, texts: list[Tensor], side: str = "right") -> dict[str, 
     if name != "roberta":  # which counts its positions from the ids
         given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
     return given
+
+
+def assert_close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@contextmanager
+def refused(*fragments, error=ValueError):
+    """What stands in the block is refused, in these words among others."""
+    with pytest.raises(error) as caught:
+        yield
+    for fragment in fragments:
+        assert fragment in str(caught.value)
