@@ -121,6 +121,10 @@ class Attention(nn.Module, ABC):
         if q.shape[2] % k.shape[2] != 0:
             raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
 
+    def reset_parameters(self) -> None:
+        """Draws the mechanism's own parameters anew, with functions of `torch.nn.init` alone: a model that
+        loads a checkpoint lets those pass by what was loaded."""
+
     @abstractmethod
     def attend(
         self,
