@@ -67,11 +67,11 @@ def build(name: str, sizes: Sizes, longest: int, device: torch.device) -> Any:
 
 def filled(name: str, model: Any, sizes: Sizes, batch: int, context: int) -> Any:
     """A cache after `context` tokens."""
-    device, shape = model.device, (batch, context, sizes.heads, sizes.head_dim)
+    device, shape = model.device, (batch, sizes.heads, context, sizes.head_dim)
     if name == "llama":
         cache = DynamicCache(config=model.config)
         for layer in range(sizes.layers):
-            keys, values = (torch.randn(shape, device=device).transpose(1, 2).contiguous() for _ in range(2))
+            keys, values = (torch.randn(shape, device=device) for _ in range(2))
             cache.update(keys, values, layer)
         return cache
     ours = CosformerCache(model.config)
@@ -86,9 +86,8 @@ def filled(name: str, model: Any, sizes: Sizes, batch: int, context: int) -> Any
                 float(model.config.horizon),
             )
         else:
-            keys, values = (torch.randn(shape, device=device) for _ in range(2))
-            mask = torch.ones(batch, context, dtype=torch.bool, device=device)
-            state = KeyValueState(keys, values, mask, at, context)
+            keys, values = (torch.randn(shape, device=device).transpose(1, 2) for _ in range(2))
+            state = KeyValueState(keys, values, None, at, context)
         entry.put(state, None, context)
     return ours
 

@@ -1,6 +1,5 @@
 """The model without a head: embeddings, positions, layers. One class serves as encoder and as decoder."""
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -100,7 +99,7 @@ class CosformerModel(CosformerPreTrainedModel):
         if not self.config.pre_norm:
             x = self.norm(x)
         source, source_mask = self._source(encoder_hidden_states, encoder_attention_mask, layout)
-        rotate = partial(self.position.rotate, positions=layout.positions)
+        rotate = self.position.rotation(layout.positions)
         hidden = [layout.leave(x)] if output_hidden_states else []
         after = layout.starts + layout.counts
         states = []

@@ -1,6 +1,10 @@
 """What a model is told about positions: something added to the tokens, or something done to q and k."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
+
+Rotate = Callable[[Tensor], Tensor]
 
 
 class Position(nn.Module):
@@ -14,6 +18,7 @@ class Position(nn.Module):
         """Tokens [B, T, hidden_size] on their way into the first layer."""
         return x
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys [B, T, heads, head_dim] of self-attention, in every layer."""
-        return x
+    def rotation(self, positions: Tensor) -> Rotate | None:
+        """What happens to queries and keys [B, T, heads, head_dim] of self-attention in every layer, for
+        tokens at these positions; None: nothing."""
+        return None
