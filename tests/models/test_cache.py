@@ -217,14 +217,21 @@ def test_a_prompt_past_the_end():
     assert cache.snapshot() == before, "the cache is as it was"
 
 
-def test_a_call_that_fails_leaves_the_cache_as_it_was(monkeypatch):
-    net, _, cache = started()
-    before = cache.snapshot()
+@having(recurrent=True)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(mechanism, monkeypatch):
+    net, ids, cache = started(mechanism)
+    more = tokens(2, 3)
 
     def broken(*args, **kwargs):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(net.model.layers[1].feed_forward, "forward", broken)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        step(net, tokens(2, 1), cache)
-    assert cache.snapshot() == before
+    for state in (cache, CosformerCache(net.config)):
+        length, size = state.get_seq_length(), state.nbytes
+        with monkeypatch.context() as patch:
+            patch.setattr(net.model.layers[1].feed_forward, "forward", broken)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                step(net, more, state)
+        assert [layer.columns for layer in state.layers] == [length, length]
+        assert state.nbytes == size
+        text = torch.cat([ids, more], 1) if length else more
+        close(step(net, more, state), net(text).logits[:, length:])
