@@ -22,7 +22,7 @@ def run(*arguments):
 
 
 def test_a_small_run_writes_a_report(tmp_path):
-    done = run("--contexts", "64,256", "--batches", "1,2", "--hidden", "32", "--layers", "1", "--rounds", "2",
+    done = run("--contexts", "64,256", "--batches", "1,2", "--hidden", "32", "--layers", "1", "--rounds", "2", "--threads", "1",
                "--no-memory", "--out", str(tmp_path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     (record,) = tmp_path.glob("*.json")
