@@ -36,7 +36,7 @@ class Settings:
     layers: int = 2
     heads: int = 4
     batch: int = 64
-    steps: int = 3000
+    steps: int = 1500
     learning_rate: float = 2e-3
     warmup: int = 200
     tested: int = 500

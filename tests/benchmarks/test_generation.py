@@ -22,8 +22,8 @@ def run(*arguments):
 
 
 def test_a_small_run_writes_a_report(tmp_path):
-    done = run("--contexts", "64,256", "--batches", "1,2", "--hidden", "32", "--layers", "1", "--rounds", "2", "--threads", "1",
-               "--no-memory", "--out", str(tmp_path))  # fmt: skip
+    small = ["--contexts", "64,256", "--batches", "1,2", "--hidden", "32", "--layers", "1", "--threads", "1"]
+    done = run(*small, "--rounds", "2", "--no-memory", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     (record,) = tmp_path.glob("*.json")
     data = json.loads(record.read_text())
