@@ -19,13 +19,24 @@ def signature(f):
 
 def test_names():
     assert sorted(cosformer.__all__) == [
-        "CosformerAttention", "CosformerState", "backends", "cosformer_attention"
+        "CosformerAttention", "CosformerState", "attention", "backends", "cosformer_attention", "positions"
+    ]  # fmt: skip
+    assert sorted(cosformer.attention.__all__) == [
+        "Attention", "Cosformer", "Softmax", "State", "Traits", "build", "fit", "names", "parameters",
+        "register", "traits",
+    ]  # fmt: skip
+    assert sorted(cosformer.positions.__all__) == [
+        "LearnedPosition", "NoPosition", "Position", "RotaryPosition", "SinusoidalPosition", "build", "fit",
+        "names", "parameters", "register",
     ]  # fmt: skip
     assert sorted(cosformer.ops.__all__) == [
         "BackendStatus", "CosformerState", "backends", "cosformer_attention", "decode_step"
     ]  # fmt: skip
-    assert cosformer.nn.__all__ == ["CosformerAttention"]
-    for package in (cosformer, cosformer.ops, cosformer.nn):
+    assert sorted(cosformer.nn.__all__) == [
+        "Block", "BlockOutput", "CosformerAttention", "FeedForward", "Memory", "MultiheadAttention",
+        "build_norm",
+    ]  # fmt: skip
+    for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:
             assert getattr(package, name).__doc__, name
 

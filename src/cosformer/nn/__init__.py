@@ -1,5 +1,17 @@
-"""Modules around the operator."""
+"""Modules: multi-head attention around any mechanism, feed-forward, norm, and the block of them."""
 
 from cosformer.nn.attention import CosformerAttention
+from cosformer.nn.block import Block, BlockOutput, Memory
+from cosformer.nn.feedforward import FeedForward
+from cosformer.nn.multihead import MultiheadAttention
+from cosformer.nn.norm import build_norm
 
-__all__ = ["CosformerAttention"]
+__all__ = [
+    "Block",
+    "BlockOutput",
+    "CosformerAttention",
+    "FeedForward",
+    "Memory",
+    "MultiheadAttention",
+    "build_norm",
+]

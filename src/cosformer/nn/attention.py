@@ -1,16 +1,15 @@
 """The multi-head module of the paper: projections, heads, and the operator between them."""
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from cosformer.nn.projections import Projections
 from cosformer.ops import CosformerState, cosformer_attention
 from cosformer.ops.backends import NAMES
-from cosformer.ops.checks import epsilon, flag, positive, positive_int
+from cosformer.ops.checks import epsilon, flag, positive
 
 
-class CosformerAttention(nn.Module):
+class CosformerAttention(Projections):
     """cosFormer attention with its q, k, v and out projections; self- and cross-attention.
 
     Batch first: query [B, Tq, embed_dim], key [B, Tk, kdim], value [B, Tk, vdim]. Parameter names
@@ -45,31 +44,20 @@ class CosformerAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__()
-        self.embed_dim, self.num_heads = (
-            positive_int("embed_dim", embed_dim),
-            positive_int("num_heads", num_heads),
+        super().__init__(
+            embed_dim,
+            num_heads,
+            kdim=kdim,
+            vdim=vdim,
+            num_kv_heads=num_kv_heads,
+            bias=bias,
+            device=device,
+            dtype=dtype,
         )
-        self.num_kv_heads = num_heads if num_kv_heads is None else positive_int("num_kv_heads", num_kv_heads)
-        self.kdim = embed_dim if kdim is None else positive_int("kdim", kdim)
-        self.vdim = embed_dim if vdim is None else positive_int("vdim", vdim)
-        if embed_dim % num_heads != 0:
-            raise ValueError(f"embed_dim must be a multiple of num_heads {num_heads}, but got {embed_dim}.")
-        if num_heads % self.num_kv_heads != 0:
-            raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads {self.num_kv_heads}, but got {num_heads}."
-            )
         if backend not in NAMES:
             raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
-        self.head_dim = embed_dim // num_heads
         self.causal, self.eps, self.backend = flag("causal", causal), epsilon(eps), backend
         self.horizon = None if horizon is None else positive("horizon", horizon)
-        kv_width = self.num_kv_heads * self.head_dim
-        like: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        self.q_proj = nn.Linear(embed_dim, embed_dim, **like)
-        self.k_proj = nn.Linear(self.kdim, kv_width, **like)
-        self.v_proj = nn.Linear(self.vdim, kv_width, **like)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, **like)
 
     def forward(
         self,
@@ -87,23 +75,8 @@ class CosformerAttention(nn.Module):
 
         key defaults to query, value to key. The other arguments are the operator's.
         """
-        if key is None and value is not None:
-            raise ValueError("value was given without key: give both, or key alone (value is then the key).")
-        key = query if key is None else key
-        value = key if value is None else value
-        for name, x, width in (
-            ("query", query, self.embed_dim),
-            ("key", key, self.kdim),
-            ("value", value, self.vdim),
-        ):
-            if not isinstance(x, Tensor):
-                raise TypeError(f"{name} must be a tensor [B, T, {width}], but got {type(x).__name__}.")
-            if x.dim() != 3 or x.shape[-1] != width:
-                raise ValueError(f"{name} must have shape [B, T, {width}], but got {list(x.shape)}.")
         result = cosformer_attention(
-            self.q_proj(query).unflatten(-1, (self.num_heads, -1)),
-            self.k_proj(key).unflatten(-1, (self.num_kv_heads, -1)),
-            self.v_proj(value).unflatten(-1, (self.num_kv_heads, -1)),
+            *self.project(query, key, value),
             causal=self.causal,
             horizon=self.horizon,
             key_mask=key_mask,
@@ -115,9 +88,9 @@ class CosformerAttention(nn.Module):
             backend=self.backend,
         )
         if isinstance(result, Tensor):
-            return self.out_proj(result.flatten(-2))
+            return self.merge(result)
         out, after = result
-        return self.out_proj(out.flatten(-2)), after
+        return self.merge(out), after
 
     def extra_repr(self) -> str:
         horizon = "length" if self.horizon is None else f"{self.horizon:g}"

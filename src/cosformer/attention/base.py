@@ -1,0 +1,155 @@
+"""What every mechanism is: a module on projected q, k, v that does what its traits claim, or raises."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from cosformer.attention.traits import Traits
+
+S = TypeVar("S", bound="State")
+
+
+class State(Protocol):
+    """What a recurrent mechanism carries: a frozen dataclass whose fields are tensors and numbers.
+
+    States are values: nothing changes one in place, so keeping one is a snapshot. `positions` [B] is
+    the position that the next token of each row will have, `seen` the largest of them as an int.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def seen(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def to(self: S, *args: Any, **kwargs: Any) -> S: ...
+    def select(self: S, rows: Tensor | Sequence[int]) -> S: ...
+    def repeat(self: S, times: int) -> S: ...
+    def detach(self: S) -> S: ...
+    def clone(self: S) -> S: ...
+
+
+def placed(state: S, positions: Tensor, seen: int) -> S:
+    """The same past, with the next token of each row at these positions.
+
+    Padding behind the real tokens of a row is counted by whoever computed the state; a model that knows
+    better says so here. Queries that read a finished memory are put at their own positions in the same
+    way.
+    """
+    return dataclasses.replace(state, positions=positions, seen=seen)
+
+
+class Attention(nn.Module, ABC):
+    """One mechanism. A subclass gives `traits`, its typed parameters as keyword arguments of
+    `__init__`, `attend` and `state_size`, and is registered under a name.
+
+    Layout of the operator: q [B, Tq, H, D], k [B, Tk, Hk, D], v [B, Tk, Hk, Dv], out [B, Tq, H, Dv].
+    """
+
+    traits: ClassVar[Traits]
+    state_type: ClassVar[type | None] = None
+    name: ClassVar[str]
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        key_mask: Tensor | None = None,
+        query_offset: int | None = None,
+        cu_seqlens: Tensor | None = None,
+        state: State | None = None,
+        return_state: bool = False,
+    ) -> Tensor | tuple[Tensor, State]:
+        """[B, Tq, H, Dv] and, with `return_state`, the state after this call's keys.
+
+        The arguments are those of `cosformer_attention`, with the same meaning for every mechanism.
+        """
+        self._check(q, k, v)
+        for asked, trait, what in (
+            (causal, "causal", "causal=True"),
+            (not causal, "bidirectional", "causal=False"),
+            (q.shape[1] != k.shape[1] and state is None, "cross", "queries and keys of different lengths"),
+            (query_offset is not None, "cross", "query_offset"),
+            (key_mask is not None, "key_mask", "key_mask"),
+            (cu_seqlens is not None, "cu_seqlens", "cu_seqlens"),
+            (state is not None or return_state, "recurrent", "state or return_state"),
+            (
+                cu_seqlens is not None and (state is not None or return_state),
+                "packed_state",
+                "a state together with cu_seqlens",
+            ),
+            (q.shape[2] != k.shape[2], "grouped_heads", f"{k.shape[2]} key heads for {q.shape[2]} heads"),
+        ):
+            if asked and not getattr(self.traits, trait):
+                raise ValueError(
+                    f"attention {self.name!r} cannot serve this call: {what} was asked for, but its trait "
+                    f"{trait} is False. attention.traits({self.name!r}) says what it can do."
+                )
+        if state is not None and not isinstance(state, self.state_type or ()):
+            wanted = "none" if self.state_type is None else self.state_type.__name__
+            raise TypeError(
+                f"state must be a {wanted} for attention {self.name!r}, but got {type(state).__name__}."
+            )
+        out, after = self.attend(
+            q,
+            k,
+            v,
+            causal=causal,
+            key_mask=key_mask,
+            query_offset=query_offset,
+            cu_seqlens=cu_seqlens,
+            state=state,
+            return_state=return_state,
+        )
+        return out if after is None else (out, after)
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if not isinstance(x, Tensor) or x.dim() != 4:
+                got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(f"{name} must be a tensor [batch, time, heads, head size], but got {got}.")
+        if q.shape[2] % k.shape[2] != 0:
+            raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
+
+    def reset_parameters(self) -> None:
+        """Draws the mechanism's own parameters anew, with functions of `torch.nn.init` alone: a model that
+        loads a checkpoint lets those pass by what was loaded."""
+
+    @abstractmethod
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        query_offset: int | None,
+        cu_seqlens: Tensor | None,
+        state: Any,
+        return_state: bool,
+    ) -> tuple[Tensor, State | None]:
+        """The mechanism itself; only what its traits claim is ever asked of it."""
+
+    @abstractmethod
+    def state_size(
+        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
+    ) -> int:
+        """How many numbers a row of a batch carries after so many tokens (0 where there is no state)."""
+
+
+def offset_or_default(query_offset: int | None, q: Tensor, k: Tensor, causal: bool) -> int:
+    """The position of the first query seen from the first key: aligned at the end where causal."""
+    if query_offset is not None:
+        return query_offset
+    return k.shape[1] - q.shape[1] if causal else 0

@@ -1,0 +1,86 @@
+"""cosFormer (Qin et al., ICLR 2022, arXiv:2202.08791, equation 10):
+
+o_i = sum_j w_ij v_j / max(sum_j w_ij, eps),   w_ij = (ReLU(q_i) . ReLU(k_j)) cos((pi/2)(i - j)/M)
+"""
+
+from torch import Tensor
+
+from cosformer.attention.base import Attention
+from cosformer.attention.registry import register
+from cosformer.attention.traits import Traits
+from cosformer.ops import CosformerState, cosformer_attention
+from cosformer.ops.backends import NAMES
+from cosformer.ops.checks import epsilon, positive
+
+
+@register("cosformer")
+class Cosformer(Attention):
+    """The operator of this package as a mechanism.
+
+    Args:
+        horizon: M, the distance at which a weight reaches zero; None takes it from the lengths of the
+            call, which no carried state can do.
+        eps: lower bound of the denominator.
+        backend: of the operator.
+    """
+
+    traits = Traits(
+        paper="cosFormer: Rethinking Softmax in Attention, arXiv:2202.08791",
+        cost="linear",
+        causal=True,
+        bidirectional=True,
+        cross=True,
+        key_mask=True,
+        cu_seqlens=True,
+        recurrent=True,
+        packed_state=True,
+        constant_state=True,
+        grouped_heads=True,
+    )
+    state_type = CosformerState
+
+    def __init__(self, *, horizon: float | None = None, eps: float = 1e-6, backend: str = "auto"):
+        super().__init__()
+        if backend not in NAMES:
+            raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
+        self.horizon = None if horizon is None else positive("horizon", horizon)
+        self.eps, self.backend = epsilon(eps), backend
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        query_offset: int | None,
+        cu_seqlens: Tensor | None,
+        state: CosformerState | None,
+        return_state: bool,
+    ) -> tuple[Tensor, CosformerState | None]:
+        result = cosformer_attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            horizon=self.horizon,
+            key_mask=key_mask,
+            query_offset=query_offset,
+            cu_seqlens=cu_seqlens,
+            eps=self.eps,
+            state=state,
+            return_state=return_state,
+            backend=self.backend,
+        )
+        return (result, None) if isinstance(result, Tensor) else result
+
+    def state_size(
+        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
+    ) -> int:
+        """The numerator and the denominator; the length does not matter."""
+        value_dim = head_dim if value_dim is None else value_dim
+        return num_kv_heads * 2 * head_dim * (value_dim + 1)
+
+    def extra_repr(self) -> str:
+        return f"horizon={'length' if self.horizon is None else f'{self.horizon:g}'}"

@@ -1,0 +1,43 @@
+"""What a mechanism can do, as data: dispatch, tests, tables and benchmarks read it from here."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Cost = Literal["linear", "log-linear", "quadratic"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The abilities of a mechanism; what is False raises when it is asked for.
+
+    Attributes:
+        paper: where the mechanism was published.
+        cost: how time grows with the length of the sequence.
+        causal: a position can be kept from seeing the future.
+        bidirectional: every position can see every other.
+        cross: queries and keys may have different lengths (and `query_offset` may be given).
+        key_mask: single keys can be hidden.
+        cu_seqlens: several documents can be packed into one row.
+        recurrent: what came before can be carried as a state.
+        packed_state: states come and go for each document of a packed row.
+        constant_state: the state is as large after a million tokens as after one.
+        grouped_heads: a key head may serve several query heads.
+    """
+
+    paper: str
+    cost: Cost
+    causal: bool
+    bidirectional: bool
+    cross: bool
+    key_mask: bool
+    cu_seqlens: bool
+    recurrent: bool
+    packed_state: bool
+    constant_state: bool
+    grouped_heads: bool
+
+    def __post_init__(self) -> None:
+        if not (self.causal or self.bidirectional):
+            raise ValueError("a mechanism must be causal or bidirectional, or both.")
+        if not self.recurrent and (self.packed_state or self.constant_state):
+            raise ValueError("packed_state and constant_state are only for mechanisms that are recurrent.")

@@ -1,0 +1,49 @@
+"""One Hugging Face family; the attention is a field of its configuration.
+
+Importing this package needs transformers, and makes the family known to the Auto classes.
+"""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+)
+
+from cosformer.models.cache import CosformerCache
+from cosformer.models.classification import (
+    CosformerForSequenceClassification,
+    CosformerForSequencePairClassification,
+)
+from cosformer.models.conditional import CosformerForConditionalGeneration
+from cosformer.models.config import CosformerConfig
+from cosformer.models.horizon import HorizonError
+from cosformer.models.language import CosformerForCausalLM, CosformerForMaskedLM
+from cosformer.models.model import CosformerModel
+from cosformer.models.packing import PackingCollator
+from cosformer.models.tokenizers import byte_tokenizer, token_fields, train_bpe
+
+__all__ = [
+    "CosformerCache",
+    "CosformerConfig",
+    "CosformerForCausalLM",
+    "CosformerForConditionalGeneration",
+    "CosformerForMaskedLM",
+    "CosformerForSequenceClassification",
+    "CosformerForSequencePairClassification",
+    "CosformerModel",
+    "HorizonError",
+    "PackingCollator",
+    "byte_tokenizer",
+    "token_fields",
+    "train_bpe",
+]
+
+AutoConfig.register("cosformer", CosformerConfig)
+AutoModel.register(CosformerConfig, CosformerModel)
+AutoModelForCausalLM.register(CosformerConfig, CosformerForCausalLM)
+AutoModelForMaskedLM.register(CosformerConfig, CosformerForMaskedLM)
+AutoModelForSequenceClassification.register(CosformerConfig, CosformerForSequenceClassification)
+AutoModelForSeq2SeqLM.register(CosformerConfig, CosformerForConditionalGeneration)

@@ -1,0 +1,90 @@
+"""What every model of the family shares: initial weights, and loading that says what is wrong."""
+
+from typing import Any, ClassVar
+
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from cosformer.attention import Attention
+from cosformer.models.config import CosformerConfig
+from cosformer.nn import Block, FeedForward, MultiheadAttention, build_norm
+
+
+class CosformerLayer(GradientCheckpointingLayer, Block):
+    """A block that can be checkpointed."""
+
+    def __init__(self, config: CosformerConfig, *, causal: bool, cross_attention: bool):
+        def multihead(causal: bool) -> MultiheadAttention:
+            return MultiheadAttention(
+                config.hidden_size,
+                config.num_attention_heads,
+                config.build_attention(),
+                num_kv_heads=config.num_key_value_heads,
+                causal=causal,
+                bias=config.bias,
+            )
+
+        assert config.intermediate_size is not None
+        super().__init__(
+            multihead(causal),
+            FeedForward(
+                config.hidden_size, config.intermediate_size, kind=config.feed_forward, bias=config.bias
+            ),
+            lambda: build_norm(config.norm, config.hidden_size, config.norm_eps),
+            cross_attention=multihead(False) if cross_attention else None,
+            pre_norm=config.pre_norm,
+            dropout=config.dropout,
+        )
+
+
+class CosformerPreTrainedModel(PreTrainedModel):
+    """Base class: safetensors only, no code from a checkpoint, errors in one sentence."""
+
+    config: CosformerConfig
+    config_class = CosformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["CosformerLayer"]
+    _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Attention):
+            module.reset_parameters()
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.from_pretrained`, from safetensors files alone."""
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError("use_safetensors must not be False: weights are read from safetensors alone.")
+        kwargs["use_safetensors"] = True
+        info_wanted = kwargs.pop("output_loading_info", False)
+        may_differ = kwargs.pop("ignore_mismatched_sizes", False)
+        try:
+            # Shapes are compared below, where the error can name them.
+            model, info = super().from_pretrained(
+                name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise ValueError(
+                f"a weight file of {name_or_path} is damaged or incomplete ({error}): copy it again."
+            ) from error
+        except OSError as error:
+            if "safetensors" in str(error):
+                raise FileNotFoundError(
+                    f"no model.safetensors was found for {name_or_path}: save_pretrained writes it, and "
+                    "weights in another format are not read."
+                ) from error
+            raise
+        wrong = sorted(info["mismatched_keys"])
+        if wrong and not may_differ:
+            name, stored, expected = wrong[0]
+            others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise ValueError(
+                f"the weights of {name_or_path} do not fit its configuration: {name} has shape "
+                f"{list(stored)} in the file and {list(expected)} in the model{others}. Load them with the "
+                "configuration they were saved with."
+            )
+        return (model, info) if info_wanted else model

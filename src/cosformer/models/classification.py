@@ -1,0 +1,111 @@
+"""Classification of a sequence, and of a pair of sequences."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils import can_return_tuple
+
+from cosformer.models.base import CosformerPreTrainedModel
+from cosformer.models.config import CosformerConfig
+from cosformer.models.model import CosformerModel
+from cosformer.models.pooling import pool
+
+
+class _Classifier(CosformerPreTrainedModel):
+    """The model, pooling, and a classifier over a number of pooled features."""
+
+    def __init__(self, config: CosformerConfig):
+        super().__init__(config.for_head(type(self).__name__, causal=None))
+        self.num_labels = config.num_labels
+        self.model = CosformerModel(self.config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.loss_type = "ForSequenceClassification"  # both heads; the name of one would not lead there
+
+    def _pooled(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> tuple[Tensor, Any]:
+        for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} must be left out: {type(self).__name__} pools one sequence a row; pad the batch "
+                    "and give attention_mask."
+                )
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            output_hidden_states=kwargs.get("output_hidden_states"),
+            output_attentions=kwargs.get("output_attentions"),
+        )
+        return pool(outputs.last_hidden_state, attention_mask, self.config.pooling), outputs.hidden_states
+
+    def _output(self, logits: Tensor, labels: Tensor | None, hidden: Any) -> SequenceClassifierOutput:
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=hidden)
+
+
+class CosformerForSequenceClassification(_Classifier):
+    """A label for a sequence: hidden states pooled (`config.pooling`), then a linear classifier."""
+
+    def __init__(self, config: CosformerConfig):
+        super().__init__(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """labels [B] (or [B, num_labels]); which loss follows from `config.problem_type`, as usual."""
+        pooled, hidden = self._pooled(input_ids, attention_mask, inputs_embeds, kwargs)
+        return self._output(self.score(self.dropout(pooled)), labels, hidden)
+
+
+class CosformerForSequencePairClassification(_Classifier):
+    """A label for two sequences, each read by the same model: the retrieval head of the Long Range Arena.
+
+    With a and b the pooled sequences, a classifier of two layers reads [a, b, a * b, a - b] (Tay et al.,
+    2020, arXiv:2011.04006, after Mou et al., 2016, arXiv:1512.08422).
+    """
+
+    def __init__(self, config: CosformerConfig):
+        super().__init__(config)
+        self.dense = nn.Linear(4 * config.hidden_size, config.hidden_size)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        pair_input_ids: Tensor | None = None,
+        pair_attention_mask: Tensor | None = None,
+        pair_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """The first sequences [B, T] and, as pair_..., the second ones [B, T'].
+
+        Hidden states, where asked for, are those of the first sequences.
+        """
+        a, hidden = self._pooled(input_ids, attention_mask, inputs_embeds, kwargs)
+        b, _ = self._pooled(pair_input_ids, pair_attention_mask, pair_inputs_embeds, kwargs)
+        features = torch.cat([a, b, a * b, a - b], -1)
+        return self._output(self.score(F.gelu(self.dense(self.dropout(features)))), labels, hidden)

@@ -1,0 +1,223 @@
+"""The one configuration of the family: sizes under Hugging Face's usual names, the attention as a field."""
+
+import copy
+import difflib
+from typing import Any, ClassVar
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from cosformer import attention, positions
+from cosformer.attention import Attention, Traits
+from cosformer.nn import feedforward, norm
+from cosformer.ops.checks import positive, positive_int
+from cosformer.positions import Position
+
+POOLING = ("cls", "mean", "max")
+# What transformers itself hands to a configuration beside its fields.
+_FOREIGN = {
+    "attn_implementation", "auto_map", "experts_implementation", "loss_type", "model_type", "name_or_path",
+    "num_labels", "output_attentions", "per_layer_config", "quantization_config", "task_specific_params",
+    "torch_dtype",
+}  # fmt: skip
+
+
+class CosformerConfig(PreTrainedConfig):
+    """Configuration of every model in `cosformer.models`; the defaults make a small model over bytes.
+
+    Args:
+        vocab_size: tokens; the default fits `ByteTokenizer`.
+        hidden_size: width of the model.
+        num_hidden_layers: layers (of the encoder, in an encoder-decoder).
+        num_decoder_layers: layers of the decoder of an encoder-decoder; None: as many as the encoder.
+        num_attention_heads: heads; hidden_size must be a multiple of it.
+        num_key_value_heads: key and value heads (grouped heads); None: as many as heads.
+        intermediate_size: width of the feed-forward; None: four times hidden_size.
+        max_position_embeddings: the greatest length of a text, in tokens.
+        horizon: M of cosFormer, at least max_position_embeddings; None: equal to it.
+        attention: a name from `cosformer.attention.names()`.
+        attention_parameters: its parameters, where they differ from the defaults.
+        position: a name from `cosformer.positions.names()`.
+        position_parameters: its parameters, where they differ from the defaults.
+        causal: whether a token sees only what came before; None: what the head needs (language models
+            are causal, everything else is not).
+        feed_forward: "gelu" or "gated".
+        norm: "layer" or "rms".
+        pre_norm: norm before each part of a layer, else after its residual.
+        norm_eps: of the norms.
+        bias: of all projections.
+        dropout: on embeddings and on what each part of a layer adds.
+        pooling: "cls" (the first token), "mean" or "max", for classification.
+        classifier_dropout: on what the classifier reads.
+        initializer_range: standard deviation of the initial weights.
+        use_cache: carry a state from call to call in generation.
+        tie_word_embeddings: one matrix for tokens in and out.
+    """
+
+    model_type: ClassVar[str] = "cosformer"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    vocab_size: int = 264
+    hidden_size: int = 256
+    num_hidden_layers: int = 4
+    num_decoder_layers: int | None = None
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    max_position_embeddings: int = 2048
+    horizon: float | None = None
+    attention: str = "cosformer"
+    attention_parameters: dict[str, Any] | None = None
+    position: str = "none"
+    position_parameters: dict[str, Any] | None = None
+    causal: bool | None = None
+    feed_forward: str = "gelu"
+    norm: str = "layer"
+    pre_norm: bool = True
+    norm_eps: float = 1e-5
+    bias: bool = True
+    dropout: float = 0.0
+    pooling: str = "mean"
+    classifier_dropout: float = 0.0
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 256
+    bos_token_id: int | None = 257
+    eos_token_id: int | list[int] | None = 258
+    decoder_start_token_id: int | None = 257
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * positive_int("hidden_size", self.hidden_size)
+        if self.horizon is None:
+            self.horizon = self.max_position_embeddings
+        self.attention_parameters = dict(self.attention_parameters or {})
+        self.position_parameters = dict(self.position_parameters or {})
+        super().__post_init__(**kwargs)
+        self.check()
+
+    def _refuse_unknown(self, given: dict[str, Any]) -> None:
+        generation = GenerationConfig().to_dict()  # configurations once held these, and may still do
+        own = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
+        for name in given:
+            if name not in _FOREIGN and name not in generation and not name.startswith("_"):
+                near = difflib.get_close_matches(name, own, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(own)}."
+                raise ValueError(f"CosformerConfig has no field {name!r}; {hint}")
+
+    def check(self) -> None:
+        """Raises where a value is impossible or two contradict each other."""
+        for name in (
+            "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+            "intermediate_size", "max_position_embeddings",
+        ):  # fmt: skip
+            positive_int(name, getattr(self, name))
+        if self.num_decoder_layers is not None:
+            positive_int("num_decoder_layers", self.num_decoder_layers)
+        for name in ("norm_eps", "initializer_range"):
+            positive(name, getattr(self, name))
+        self._multiple("hidden_size", "num_attention_heads")
+        self._multiple("num_attention_heads", "num_key_value_heads")
+        self._one_of("attention", attention.names())
+        self._one_of("position", positions.names())
+        self._one_of("feed_forward", feedforward.KINDS)
+        self._one_of("norm", norm.KINDS)
+        self._one_of("pooling", POOLING)
+        for name in ("dropout", "classifier_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}.")
+        if self.causal not in (True, False, None):
+            raise ValueError(f"causal must be True, False or None, but got {self.causal!r}.")
+        horizon = positive("horizon", self.horizon)
+        if self.max_position_embeddings > horizon:
+            raise ValueError(
+                f"max_position_embeddings is {self.max_position_embeddings}, longer than the horizon "
+                f"{horizon:g}: beyond the horizon the weights turn negative. Raise horizon, or lower "
+                "max_position_embeddings."
+            )
+        if self.causal and self.pooling == "cls":
+            raise ValueError(
+                'pooling "cls" reads the first token, which sees nothing else in a causal model: choose '
+                '"mean" or "max", or causal=False.'
+            )
+        if self.num_key_value_heads != self.num_attention_heads and not self.traits.grouped_heads:
+            raise ValueError(
+                f"num_key_value_heads must be num_attention_heads {self.num_attention_heads} for attention "
+                f"{self.attention!r}, which has no grouped heads, but got {self.num_key_value_heads}."
+            )
+        if "horizon" in (self.attention_parameters or {}):
+            raise ValueError(
+                "attention_parameters must not hold horizon: it is a field of the configuration, which "
+                "caches and positions follow too."
+            )
+        # Unknown parameters and wrong values raise here, and not first in a layer.
+        self.build_attention()
+        self.build_position()
+
+    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
+        if getattr(self, name) not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, but got {getattr(self, name)!r}.")
+
+    def _multiple(self, name: str, of: str) -> None:
+        if getattr(self, name) % getattr(self, of) != 0:
+            raise ValueError(
+                f"{name} must be a multiple of {of} {getattr(self, of)}, but got {getattr(self, name)}."
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """What the attention can do."""
+        return attention.traits(self.attention)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    def build_attention(self) -> Attention:
+        """The mechanism of one layer."""
+        return attention.fit(
+            self.attention,
+            self.attention_parameters or {},
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            max_length=self.max_position_embeddings,
+            horizon=self.horizon,
+        )
+
+    def build_position(self) -> Position:
+        return positions.fit(
+            self.position,
+            self.position_parameters or {},
+            hidden_size=self.hidden_size,
+            head_dim=self.head_dim,
+            max_length=self.max_position_embeddings,
+        )
+
+    def for_head(self, head: str, *, causal: bool | None, **changes: Any) -> "CosformerConfig":
+        """The configuration with `causal` decided (a copy, if that changes it): as the head needs it, or,
+        where the head needs nothing (None), as it was, which is bidirectional by default. A contradiction
+        raises."""
+        if causal is not None and self.causal not in (None, causal):
+            raise ValueError(
+                f"{head} needs causal={causal}, but the configuration says causal={self.causal}: leave "
+                "causal out, or choose another head."
+            )
+        decided = bool(self.causal) if causal is None else causal
+        trait = "causal" if decided else "bidirectional"
+        if not getattr(self.traits, trait):
+            able = [n for n in attention.names() if getattr(attention.traits(n), trait)]
+            raise ValueError(
+                f"{head} needs an attention that is {trait}, and {self.attention!r} is not: choose one of "
+                f"{', '.join(able)}."
+            )
+        if self.causal is decided and not changes:
+            return self
+        own = copy.deepcopy(self)
+        own.causal = decided
+        for name, value in changes.items():
+            setattr(own, name, value)
+        return own

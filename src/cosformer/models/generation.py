@@ -1,0 +1,74 @@
+"""Generation with a state a layer in place of keys and values."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.utils import logging
+
+from cosformer.models.cache import CosformerCache, checked, layers_that_decode
+from cosformer.models.config import CosformerConfig
+from cosformer.models.horizon import HorizonError
+
+logger = logging.get_logger(__name__)
+
+
+class StatefulGenerationMixin(GenerationMixin):
+    """`generate()` for the models of the family."""
+
+    config: CosformerConfig
+    _is_stateful = True
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        config = self.config
+        if generation_config.cache_implementation is not None:
+            raise ValueError(
+                f"cache_implementation must be left out, but got {generation_config.cache_implementation!r}: "
+                "the model brings its own cache, a state for each layer."
+            )
+        given = model_kwargs.get("past_key_values")
+        if given is not None:
+            checked(given, layers_that_decode(config), config.attention)
+            given._is_user_defined = True
+            return
+        if generation_config.use_cache is False:
+            return
+        if not config.traits.recurrent:
+            logger.warning_once(
+                f"attention {config.attention!r} carries no state: the whole text is computed again for each "
+                "token."
+            )
+            generation_config.use_cache = False
+            return
+        model_kwargs["past_key_values"] = CosformerCache(config)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As usual, once it is clear that the next token still has a place.
+
+        (transformers looks for `inputs_embeds` in this signature before it allows them.)
+        """
+        prepared: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
+        prefix = "decoder_" if self.config.is_encoder_decoder else ""
+        new, mask = prepared.get(f"{prefix}input_ids"), prepared.get(f"{prefix}attention_mask")
+        new = prepared["inputs_embeds"] if new is None else new
+        cache = prepared.get("past_key_values")
+        past = None if cache is None else cache.past
+        length = new.shape[1] + (0 if past is None else past.seen)
+        if length > self.config.max_position_embeddings and mask is not None:
+            length = int(mask.sum(1).max())  # padding has no position
+        if length > self.config.max_position_embeddings:
+            assert self.config.horizon is not None
+            raise HorizonError(
+                horizon=self.config.horizon,
+                length=self.config.max_position_embeddings,
+                position=length - 1,
+                sequences=input_ids,
+                past_key_values=cache,
+            )
+        return prepared

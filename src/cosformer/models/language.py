@@ -1,0 +1,128 @@
+"""Language models: the next token, or the masked ones."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
+from transformers.utils import can_return_tuple
+
+from cosformer.models.base import CosformerPreTrainedModel
+from cosformer.models.cache import CosformerCache
+from cosformer.models.config import CosformerConfig
+from cosformer.models.generation import StatefulGenerationMixin
+from cosformer.models.layout import unpredictable
+from cosformer.models.model import CosformerModel
+
+
+class _LanguageModel(CosformerPreTrainedModel):
+    """The model and a matrix from hidden states to tokens, the embedding's own where they are tied."""
+
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+    causal: ClassVar[bool]
+
+    def __init__(self, config: CosformerConfig):
+        super().__init__(config.for_head(type(self).__name__, causal=self.causal))
+        self.model = CosformerModel(self.config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.lm_head = value
+
+
+class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
+    """Each token says what comes next; `generate()` carries a state of constant size."""
+
+    causal = True
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: CosformerCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As `CosformerModel.forward`; labels [B, T] are input_ids, -100 where no loss is wanted.
+
+        The first token of a document is never predicted from another document, nor padding at all.
+        """
+        cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=kwargs.get("output_attentions"),
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep])
+        loss = None
+        if labels is not None:
+            hidden = unpredictable(labels, attention_mask, position_ids, cu_seqlens)
+            if hidden is not None:
+                labels = labels.masked_fill(hidden, -100)
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **_for_loss(kwargs)
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+
+class CosformerForMaskedLM(_LanguageModel):
+    """Each token says what stands in its own place; it sees both sides."""
+
+    causal = False
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """As `CosformerModel.forward`; labels [B, T] hold the masked tokens, -100 elsewhere."""
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            cu_seqlens=cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q"),
+            output_hidden_states=output_hidden_states,
+            output_attentions=kwargs.get("output_attentions"),
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **_for_loss(kwargs)
+            )
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
+
+
+def _for_loss(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What transformers' losses understand: how many items the whole batch of a step has."""
+    return {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}

@@ -1,0 +1,227 @@
+"""The model without a head: embeddings, positions, layers. One class serves as encoder and as decoder."""
+
+from contextlib import nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils import can_return_tuple, logging
+
+from cosformer.attention.base import placed
+from cosformer.models import layout as layouts
+from cosformer.models.base import CosformerLayer, CosformerPreTrainedModel
+from cosformer.models.cache import CosformerCache, checked
+from cosformer.models.config import CosformerConfig
+from cosformer.models.horizon import HorizonError
+from cosformer.models.layout import Layout
+from cosformer.nn import Memory, build_norm
+
+logger = logging.get_logger(__name__)
+
+
+class CosformerModel(CosformerPreTrainedModel):
+    """Tokens in, hidden states [B, T, hidden_size] out.
+
+    What comes out for a token depends on the real tokens of its own document alone, however they were
+    padded (attention_mask), packed (cu_seqlens or restarting position_ids) or cut (past_key_values).
+
+    Args:
+        config: of the family; `config.causal` decides what a token sees.
+        cross_attention: the layers also look at encoder_hidden_states.
+    """
+
+    def __init__(self, config: CosformerConfig, *, cross_attention: bool = False):
+        config.check()
+        if config.is_encoder_decoder:
+            raise ValueError(
+                "this configuration is of an encoder-decoder: use CosformerForConditionalGeneration "
+                "(AutoModelForSeq2SeqLM), which holds one of these models on each side."
+            )
+        super().__init__(config.for_head(type(self).__name__, causal=None))
+        config = self.config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = config.build_position()
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(
+            CosformerLayer(config, causal=bool(config.causal), cross_attention=cross_attention)
+            for _ in range(config.num_hidden_layers)
+        )
+        # Pre-norm leaves its last sum bare; post-norm has a norm after each already, and one on the way in.
+        self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: CosformerCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """
+        Args:
+            input_ids: [B, T]; or inputs_embeds [B, T, hidden_size] in their place.
+            attention_mask: [B, T], 0 for padding, anywhere; with a cache [B, columns so far + T].
+            position_ids: [B, T]; needed only to mark packed documents, by starting at 0 again.
+            past_key_values: what came before.
+            encoder_hidden_states, encoder_attention_mask: [B, S, hidden_size] and [B, S].
+            cu_seqlens: bounds of documents packed into one row (B = 1).
+            use_cache: return the cache after this call.
+        """
+        if output_attentions:
+            raise ValueError("output_attentions is not to be had: the weights are never formed.")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds, and not both.")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
+        cache = self._cache(past_key_values, use_cache)
+        layout = self._layout(x, attention_mask, position_ids, cu_seqlens, cache)
+        if layout.cu_seqlens is not None and cache is not None:
+            if use_cache or past_key_values is not None:
+                raise ValueError("packed documents are whole: there is no cache to fill with them.")
+            cache = None
+        x = layout.enter(x)
+        x = self.dropout(self.position.embed(x, layout.positions))
+        if not self.config.pre_norm:
+            x = self.norm(x)
+        source, source_mask = self._source(encoder_hidden_states, encoder_attention_mask, layout)
+        rotate = self.position.rotation(layout.positions)
+        hidden = [layout.leave(x)] if output_hidden_states else []
+        after = layout.starts + layout.counts
+        with nullcontext() if cache is None else cache.all_or_nothing():
+            for i, block in enumerate(self.layers):
+                entry = None if cache is None else cache.layers[i]
+                before = None if entry is None else entry.state
+                if before is not None:
+                    before = placed(before, layout.starts, layout.seen)
+                finished = None if entry is None else entry.memory
+                x, state, memory_state = block(
+                    x,
+                    source,
+                    rotate=rotate,
+                    key_mask=layout.real,
+                    cu_seqlens=layout.cu_seqlens,
+                    state=before,
+                    return_state=entry is not None,
+                    memory=Memory(source_mask, finished, layout.starts, layout.seen),
+                )
+                if entry is not None:
+                    # Padding behind the real tokens was counted by the attention; it has no position.
+                    entry.put(placed(state, after, layout.longest), memory_state, layout.columns)
+                if output_hidden_states:
+                    hidden.append(layout.leave(x))
+        if self.config.pre_norm:
+            x = self.norm(x)
+        x = layout.leave(x)
+        if output_hidden_states:
+            hidden[-1] = x
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=x,
+            past_key_values=cache,
+            hidden_states=tuple(hidden) if output_hidden_states else None,
+        )
+
+    def _cache(self, given: Any, use_cache: bool | None) -> CosformerCache | None:
+        """The cache to read and write, or None."""
+        config = self.config
+        if given is not None:
+            return checked(given, len(self.layers), config.attention)
+        if use_cache is None:
+            use_cache = (
+                config.use_cache and bool(config.causal) and config.traits.recurrent and not self.training
+            )
+        if not use_cache:
+            return None
+        if self.gradient_checkpointing and self.training:
+            logger.warning_once(
+                "use_cache=True does not go with gradient checkpointing: no cache is returned."
+            )
+            return None
+        if not config.causal:
+            raise ValueError("use_cache=True needs a causal model: later tokens would change earlier ones.")
+        return CosformerCache(config)
+
+    def _layout(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cu_seqlens: Tensor | None,
+        cache: CosformerCache | None,
+    ) -> Layout:
+        batch, length = x.shape[:2]
+        past = None if cache is None else cache.past
+        limit = self.config.max_position_embeddings
+        if cu_seqlens is None and attention_mask is None and past is None and position_ids is not None:
+            bounds = layouts.restarts(position_ids.expand(batch, -1))
+            if bounds is not None:
+                layout = layouts.packed(bounds, batch * length, (batch, length))
+                return self._within(layout, None)
+            position_ids = None
+        if cu_seqlens is not None:
+            if attention_mask is not None or past is not None:
+                raise ValueError(
+                    "cu_seqlens goes with neither attention_mask nor a filled cache: a packed row has no "
+                    "padding, and its documents are whole."
+                )
+            if batch != 1:
+                raise ValueError(f"cu_seqlens needs a batch of 1 (one packed row), but got {batch}.")
+            return self._within(layouts.packed(cu_seqlens, length), None)
+        if attention_mask is None:
+            layout = layouts.whole(batch, length, x.device, past)
+        else:
+            mask = self._mask(attention_mask, batch, length, 0 if past is None else past.columns)
+            layout = layouts.padded(mask, past, limit)
+        self._within(layout, cache)
+        if position_ids is not None:
+            layouts.check_positions(position_ids, layout)
+        return layout
+
+    def _mask(self, mask: Tensor, batch: int, length: int, columns: int) -> Tensor:
+        """The part of attention_mask that belongs to this call, as bool."""
+        if mask.dim() != 2 or mask.shape != (batch, columns + length):
+            raise ValueError(
+                f"attention_mask must have shape [B, T] = [{batch}, {columns + length}]"
+                f"{' (the cache included)' if columns else ''}, 1 for real tokens and 0 for padding, but got "
+                f"{list(mask.shape)}."
+            )
+        return mask[:, columns:] != 0
+
+    def _within(self, layout: Layout, cache: CosformerCache | None) -> Layout:
+        limit = self.config.max_position_embeddings
+        if layout.longest > limit:
+            assert self.config.horizon is not None
+            raise HorizonError(
+                horizon=self.config.horizon, length=limit, position=layout.longest - 1, past_key_values=cache
+            )
+        return layout
+
+    def _source(
+        self, hidden: Tensor | None, mask: Tensor | None, layout: Layout
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What cross-attention looks at: real tokens first, as everywhere, and which they are."""
+        if hidden is None:
+            return None, None
+        if layout.cu_seqlens is not None:
+            raise ValueError(
+                "packed documents and cross-attention do not go together: pad the batch instead."
+            )
+        if mask is None:
+            return hidden, None
+        own = layouts.padded(self._mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
+        return own.enter(hidden), own.real

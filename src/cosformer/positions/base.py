@@ -1,0 +1,24 @@
+"""What a model is told about positions: something added to the tokens, or something done to q and k."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+Rotate = Callable[[Tensor], Tensor]
+
+
+class Position(nn.Module):
+    """One kind of position. A subclass changes what it needs to change of the two methods.
+
+    Positions are always given, [B, T] counted from 0 within each document: a cached, padded or packed
+    token gets what it would get alone.
+    """
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [B, T, hidden_size] on their way into the first layer."""
+        return x
+
+    def rotation(self, positions: Tensor) -> Rotate | None:
+        """What happens to queries and keys [B, T, heads, head_dim] of self-attention in every layer, for
+        tokens at these positions; None: nothing."""
+        return None

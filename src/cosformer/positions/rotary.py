@@ -1,0 +1,41 @@
+"""Rotary positions (Su et al., RoFormer, 2021, arXiv:2104.09864, equation 34).
+
+The pair (x_c, x_{c+D/2}) of a head is turned by the angle i / base^(2c/D): the product of a query and a
+key then depends on the distance between them. The pairing of halves is that of Llama.
+"""
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.checks import positive, positive_int
+from cosformer.positions.base import Position, Rotate
+from cosformer.positions.registry import register
+from cosformer.positions.sinusoidal import waves
+
+
+@register("rotary")
+class RotaryPosition(Position):
+    """Turns the heads of queries and keys.
+
+    Args:
+        head_dim: size of a head, an even number.
+        base: the slowest pair turns once in about 2 pi base positions.
+    """
+
+    def __init__(self, *, head_dim: int, base: float = 10_000.0):
+        super().__init__()
+        if positive_int("head_dim", head_dim) % 2 != 0:
+            raise ValueError(f"head_dim must be even for rotary positions, but got {head_dim}.")
+        self.base = positive("base", base)
+        self.head_dim = head_dim
+
+    def rotation(self, positions: Tensor) -> Rotate:
+        angle = waves(positions, self.head_dim, self.base)[:, :, None]  # (B, T, 1, D/2)
+        cos, sin = angle.cos(), angle.sin()
+
+        def rotate(x: Tensor) -> Tensor:
+            c, s = cos.to(x.dtype), sin.to(x.dtype)
+            a, b = x.chunk(2, -1)
+            return torch.cat([a * c - b * s, b * c + a * s], -1)
+
+        return rotate

@@ -1,0 +1,63 @@
+"""Classes under names, built from typed parameters: one small registry, used for attentions and positions.
+
+A class is registered once, beside its definition; its parameters are the keyword arguments of its
+constructor. Whatever is unknown (a name, a parameter) is an error that lists what is known.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+class Registry(Generic[T]):
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Decorator: the class is known under this name from now on."""
+
+        def add(cls: C) -> C:
+            if name in self._classes:
+                raise ValueError(
+                    f"{self.kind} {name!r} is registered already, as {self._classes[name].__qualname__}; "
+                    "choose another name."
+                )
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._classes))
+
+    def get(self, name: str) -> type[T]:
+        if not isinstance(name, str) or name not in self._classes:
+            raise ValueError(f"{self.kind} must be one of {', '.join(self.names())}, but got {name!r}.")
+        return self._classes[name]
+
+    def parameters(self, name: str) -> dict[str, inspect.Parameter]:
+        """The constructor's arguments: name, type and default of each."""
+        cls = self.get(name)
+        if cls.__init__ is object.__init__:
+            return {}
+        arguments = inspect.signature(cls).parameters.values()
+        return {p.name: p for p in arguments if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+    def build(self, name: str, parameters: Mapping[str, Any], offered: Mapping[str, Any]) -> T:
+        """An object of the class. `offered` holds what the surrounding model knows (its sizes, its
+        horizon): each is taken where the class has a parameter of that name and `parameters` is silent.
+        """
+        known = self.parameters(name)
+        for key in parameters:
+            if key not in known:
+                valid = f"it takes {', '.join(known)}" if known else "it takes none"
+                raise ValueError(f"{self.kind} {name!r} has no parameter {key!r}; {valid}.")
+        chosen = {key: value for key, value in offered.items() if key in known} | dict(parameters)
+        missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
+        if missing:
+            raise ValueError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}.")
+        return self.get(name)(**chosen)
