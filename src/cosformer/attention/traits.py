@@ -22,6 +22,7 @@ class Traits:
         packed_state: states come and go for each document of a packed row.
         constant_state: the state is as large after a million tokens as after one.
         grouped_heads: a key head may serve several query heads.
+        random: it works with numbers that are drawn, and not learned.
     """
 
     paper: str
@@ -35,6 +36,7 @@ class Traits:
     packed_state: bool
     constant_state: bool
     grouped_heads: bool
+    random: bool = False
 
     def __post_init__(self) -> None:
         if not (self.causal or self.bidirectional):
