@@ -13,14 +13,14 @@ from cosformer.models import CosformerConfig
 from tests.attention import zoo
 from tests.attention.zoo import all_close, both_ways, build, close, gradients, having, qkv
 
-LENGTHS = (1, 2, 37, 70)
+LENGTHS = (1, 2, 37, 150)  # the last is more than a chunk
 
 
 @pytest.mark.parametrize("name", attention.names())
 def test_there_is_a_transcription(name):
     module = zoo.transcription(name)
     assert module is not None, (
-        f"attention {name!r} has no slow form to be judged by: write transcriptions/{name}.py beside this file "
+        f"attention {name!r} has no slow form to be judged by: write transcriptions/{name}.py beside it "
         "(transcriptions/__init__.py says how)."
     )
     assert callable(module.transcription)

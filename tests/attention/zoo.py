@@ -8,7 +8,7 @@ import torch
 
 from cosformer import attention
 
-HORIZON = 128
+HORIZON = 256
 HEADS, HEAD_DIM = 4, 16
 SIZES = {
     "num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": HEAD_DIM, "max_length": HORIZON, "horizon": HORIZON

@@ -53,7 +53,7 @@ class Attention(nn.Module, ABC):
     Layout of the operator: q [B, Tq, H, D], k [B, Tk, Hk, D], v [B, Tk, Hk, Dv], out [B, Tq, H, Dv].
     """
 
-    traits: ClassVar[Traits]
+    traits: Traits  # of the class; an object whose parameters take something away has its own
     state_type: ClassVar[type | None] = None
     name: ClassVar[str]
 
@@ -93,7 +93,7 @@ class Attention(nn.Module, ABC):
             if asked and not getattr(self.traits, trait):
                 raise ValueError(
                     f"attention {self.name!r} cannot serve this call: {what} was asked for, but its trait "
-                    f"{trait} is False. attention.traits({self.name!r}) says what it can do."
+                    f"{trait} is False. Its `traits` say what it can do."
                 )
         if state is not None and not isinstance(state, self.state_type or ()):
             wanted = "none" if self.state_type is None else self.state_type.__name__

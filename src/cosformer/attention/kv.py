@@ -1,18 +1,16 @@
 """The state of mechanisms that look back at every key: the keys and values themselves, growing."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from cosformer.ops.checks import positive_int
+from cosformer.attention.state import RowState
 
 
 @dataclass(frozen=True)
-class KeyValueState:
+class KeyValueState(RowState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, and which of them are real: mask [B, T].
 
     `positions` [B] and `seen` as in `CosformerState`: where the next token of each row stands.
@@ -25,16 +23,8 @@ class KeyValueState:
     seen: int
 
     @property
-    def batch(self) -> int:
-        return self.keys.shape[0]
-
-    @property
     def length(self) -> int:
         return self.keys.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values, self.mask, self.positions))
 
     def append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> "KeyValueState":
         if mask is None:
@@ -70,37 +60,6 @@ class KeyValueState:
             mask=self.mask[:, :length],
             positions=positions,
             seen=int(positions.max()),
-        )
-
-    def to(self, *args: Any, **kwargs: Any) -> "KeyValueState":
-        """As `Tensor.to`; mask and positions keep their types."""
-        keys = self.keys.to(*args, **kwargs)
-        return replace(
-            self,
-            keys=keys,
-            values=self.values.to(*args, **kwargs),
-            mask=self.mask.to(keys.device),
-            positions=self.positions.to(keys.device),
-        )
-
-    def select(self, rows: Tensor | Sequence[int]) -> "KeyValueState":
-        rows = torch.as_tensor(rows, device=self.keys.device)
-        return self._each(lambda x: x.index_select(0, rows))
-
-    def repeat(self, times: int) -> "KeyValueState":
-        """Each row `times` times in a row: [a, b] becomes [a, a, b, b]."""
-        times = positive_int("times", times)
-        return self._each(lambda x: x.repeat_interleave(times, 0))
-
-    def detach(self) -> "KeyValueState":
-        return self._each(Tensor.detach)
-
-    def clone(self) -> "KeyValueState":
-        return self._each(Tensor.clone)
-
-    def _each(self, f: Callable[[Tensor], Tensor]) -> "KeyValueState":
-        return replace(
-            self, keys=f(self.keys), values=f(self.values), mask=f(self.mask), positions=f(self.positions)
         )
 
 

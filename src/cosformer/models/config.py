@@ -4,6 +4,7 @@ import copy
 import difflib
 from typing import Any, ClassVar
 
+import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cosformer import attention, positions
@@ -149,8 +150,9 @@ class CosformerConfig(PreTrainedConfig):
                 f"{self.attention!r}, which has no grouped heads, but got {self.num_key_value_heads}."
             )
         # Unknown parameters and wrong values raise here, and not first in a layer.
-        self.build_attention()
-        self.build_position()
+        with torch.device("meta"):
+            self.build_attention()
+            self.build_position()
 
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
         if getattr(self, name) not in known:
@@ -164,8 +166,9 @@ class CosformerConfig(PreTrainedConfig):
 
     @property
     def traits(self) -> Traits:
-        """What the attention can do."""
-        return attention.traits(self.attention)
+        """What the attention can do with these parameters."""
+        with torch.device("meta"):  # nothing is drawn or filled
+            return self.build_attention().traits
 
     @property
     def head_dim(self) -> int:
