@@ -33,7 +33,8 @@ def test_names():
         "BackendStatus", "CosformerState", "backends", "cosformer_attention"
     ]  # fmt: skip
     assert sorted(cosformer.nn.__all__) == [
-        "Block", "BlockOutput", "CosformerAttention", "FeedForward", "Memory", "MultiheadAttention", "build_norm"
+        "Block", "BlockOutput", "CosformerAttention", "FeedForward", "Memory", "MultiheadAttention",
+        "build_norm",
     ]  # fmt: skip
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:

@@ -7,7 +7,7 @@ import torch
 from transformers import DataCollatorWithFlattening
 
 from cosformer import positions
-from cosformer.models import CosformerForCausalLM, CosformerForMaskedLM, CosformerModel
+from cosformer.models import CosformerForCausalLM, CosformerForMaskedLM, CosformerModel, PackingCollator
 from tests.models.tiny import PADDINGS, build, close, gradients, having, padded_batch, tokens
 
 MODELS = pytest.mark.parametrize("model", [CosformerForCausalLM, CosformerForMaskedLM])
@@ -98,13 +98,12 @@ def packings(docs):
         "position_ids": {"input_ids": row, "labels": row, "position_ids": restarts},
         "flattening collator": dict(theirs),
         "flattening collator, flash": dict(flash),
+        "packing collator": PackingCollator()([{"input_ids": d} for d in docs]),
     }
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointed"])
-@pytest.mark.parametrize(
-    "how", ["cu_seqlens", "position_ids", "flattening collator", "flattening collator, flash"]
-)
+@pytest.mark.parametrize("how", packings(documents()))
 @having(cu_seqlens=True, causal=True)
 def test_packed_documents_are_as_each_alone(mechanism, how, checkpointing):
     net = build(CosformerForCausalLM, attention=mechanism, position="learned", num_key_value_heads=2)

@@ -22,6 +22,8 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 from cosformer.models.language import CosformerForCausalLM, CosformerForMaskedLM
 from cosformer.models.model import CosformerModel
+from cosformer.models.packing import PackingCollator
+from cosformer.models.tokenizers import byte_tokenizer, token_fields, train_bpe
 
 __all__ = [
     "CosformerCache",
@@ -33,6 +35,10 @@ __all__ = [
     "CosformerForSequencePairClassification",
     "CosformerModel",
     "HorizonError",
+    "PackingCollator",
+    "byte_tokenizer",
+    "token_fields",
+    "train_bpe",
 ]
 
 AutoConfig.register("cosformer", CosformerConfig)

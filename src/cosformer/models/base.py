@@ -60,8 +60,13 @@ class CosformerPreTrainedModel(PreTrainedModel):
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors must not be False: weights are read from safetensors alone.")
         kwargs["use_safetensors"] = True
+        info_wanted = kwargs.pop("output_loading_info", False)
+        may_differ = kwargs.pop("ignore_mismatched_sizes", False)
         try:
-            return super().from_pretrained(name_or_path, *args, **kwargs)
+            # Shapes are compared below, where the error can name them.
+            model, info = super().from_pretrained(
+                name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+            )
         except SafetensorError as error:
             raise ValueError(
                 f"a weight file of {name_or_path} is damaged or incomplete ({error}): copy it again."
@@ -73,17 +78,13 @@ class CosformerPreTrainedModel(PreTrainedModel):
                     "weights in another format are not read."
                 ) from error
             raise
-        except RuntimeError as error:
-            if "ismatch" in str(error):
-                raise ValueError(
-                    f"the weights of {name_or_path} do not fit its configuration ({_mismatch(error)}): load "
-                    "them with the configuration they were saved with."
-                ) from error
-            raise
-
-
-def _mismatch(error: RuntimeError) -> str:
-    """The lines of transformers' report that name tensors, as one phrase."""
-    lines = [" ".join(line.split()) for line in str(error).splitlines()]
-    named = [line for line in lines if "torch.Size" in line or " vs " in line]
-    return "; ".join(named[:3]) if named else lines[0]
+        wrong = sorted(info["mismatched_keys"])
+        if wrong and not may_differ:
+            name, stored, expected = wrong[0]
+            others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise ValueError(
+                f"the weights of {name_or_path} do not fit its configuration: {name} has shape "
+                f"{list(stored)} in the file and {list(expected)} in the model{others}. Load them with the "
+                "configuration they were saved with."
+            )
+        return (model, info) if info_wanted else model

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,7 +29,8 @@ def write(cache: "CosformerCache", path: Path) -> None:
             numbers[name] = {k: x for k, x in parts.items() if not isinstance(x, Tensor)}
             for k, x in parts.items():
                 if isinstance(x, Tensor):
-                    tensors[f"{i}.{name}.{k}"] = x.detach().contiguous()
+                    # Layers may share their positions, and a file may not.
+                    tensors[f"{i}.{name}.{k}"] = x.detach().clone(memory_format=torch.contiguous_format)
         layers.append(numbers)
     header = {"attention": cache.attention, "layers": layers}
     save_file(tensors, path, metadata={_KEY: json.dumps(header)})

@@ -44,9 +44,16 @@ class StatefulGenerationMixin(GenerationMixin):
             return
         model_kwargs["past_key_values"] = CosformerCache(config)
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As usual, once it is clear that the next token still has a place."""
-        prepared: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As usual, once it is clear that the next token still has a place.
+
+        (transformers looks for `inputs_embeds` in this signature before it allows them.)
+        """
+        prepared: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids, inputs_embeds=inputs_embeds, **kwargs
+        )
         prefix = "decoder_" if self.config.is_encoder_decoder else ""
         new, mask = prepared.get(f"{prefix}input_ids"), prepared.get(f"{prefix}attention_mask")
         new = prepared["inputs_embeds"] if new is None else new

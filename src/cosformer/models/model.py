@@ -99,7 +99,7 @@ class CosformerModel(CosformerPreTrainedModel):
         x = self.dropout(self.position.embed(x, layout.positions))
         if not self.config.pre_norm:
             x = self.norm(x)
-        memory = self._memory(encoder_hidden_states, encoder_attention_mask, layout)
+        source, source_mask = self._source(encoder_hidden_states, encoder_attention_mask, layout)
         rotate = partial(self.position.rotate, positions=layout.positions)
         hidden = [layout.leave(x)] if output_hidden_states else []
         after = layout.starts + layout.counts
@@ -111,12 +111,15 @@ class CosformerModel(CosformerPreTrainedModel):
                 before = placed(before, layout.starts, layout.seen)
             x, state, memory_state = block(
                 x,
+                source,
                 rotate=rotate,
                 key_mask=layout.real,
                 cu_seqlens=layout.cu_seqlens,
                 state=before,
                 return_state=entry is not None,
-                memory=None if memory is None else memory(None if entry is None else entry.memory),
+                memory=Memory(
+                    source_mask, None if entry is None else entry.memory, layout.starts, layout.seen
+                ),
             )
             if entry is not None:
                 # Padding behind the real tokens was counted by the attention; it has no position.
@@ -211,16 +214,17 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         return layout
 
-    def _memory(self, hidden: Tensor | None, mask: Tensor | None, layout: Layout) -> Any:
-        """From a layer's finished memory (or None) to what its cross-attention looks at."""
+    def _source(
+        self, hidden: Tensor | None, mask: Tensor | None, layout: Layout
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """What cross-attention looks at: real tokens first, as everywhere, and which they are."""
         if hidden is None:
-            return None
+            return None, None
         if layout.cu_seqlens is not None:
             raise ValueError(
                 "packed documents and cross-attention do not go together: pad the batch instead."
             )
-        key_mask = None
-        if mask is not None:
-            own = layouts.padded(self._mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
-            hidden, key_mask = own.enter(hidden), own.real
-        return lambda state: Memory(hidden, key_mask, state, layout.starts, layout.seen)
+        if mask is None:
+            return hidden, None
+        own = layouts.padded(self._mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
+        return own.enter(hidden), own.real

@@ -14,13 +14,12 @@ from cosformer.nn.multihead import MultiheadAttention, Rotate
 
 @dataclass(frozen=True)
 class Memory:
-    """What cross-attention looks at: hidden [B, S, width] with key_mask [B, S], or their finished state.
+    """What cross-attention knows of its source [B, S, width]: key_mask [B, S], or the finished state.
 
-    Where `state` is given, the memory has become it once and for all; the queries of the call then
+    Where `state` is given, the source has become it once and for all; the queries of the call then
     start at `positions` [B], of which `seen` is the largest.
     """
 
-    hidden: Tensor
     key_mask: Tensor | None = None
     state: State | None = None
     positions: Tensor | None = None
@@ -42,7 +41,7 @@ class Block(nn.Module):
         attention: self-attention.
         feed_forward: on each token.
         norm: makes a norm; called once for each part.
-        cross_attention: over a memory, or None.
+        cross_attention: over a source, or None.
         pre_norm: norm before each part, else after its residual.
         dropout: on what each part adds.
     """
@@ -67,6 +66,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
+        source: Tensor | None = None,
         *,
         rotate: Rotate | None = None,
         key_mask: Tensor | None = None,
@@ -75,7 +75,10 @@ class Block(nn.Module):
         return_state: bool = False,
         memory: Memory | None = None,
     ) -> BlockOutput:
-        """x [B, T, width]; with `return_state` also the states after this call."""
+        """x [B, T, width], source [B, S, width]; with `return_state` also the states after this call.
+
+        (Both carry gradients, so both are positional: reentrant checkpointing sees no others.)
+        """
         y, state = self.attention(
             self._before(x, self.attention_norm),
             rotate=rotate,
@@ -87,22 +90,25 @@ class Block(nn.Module):
         x = self._after(x, y, self.attention_norm)
         memory_state = None
         if self.cross_attention is not None and self.cross_attention_norm is not None:
-            if memory is None:
-                raise ValueError("this block has cross-attention: memory must be given.")
-            y, memory_state = self._cross(self._before(x, self.cross_attention_norm), memory, return_state)
+            if source is None:
+                raise ValueError("this block has cross-attention: source must be given.")
+            query = self._before(x, self.cross_attention_norm)
+            y, memory_state = self._cross(query, source, memory or Memory(), return_state)
             x = self._after(x, y, self.cross_attention_norm)
         y = self.feed_forward(self._before(x, self.feed_forward_norm))
         return BlockOutput(self._after(x, y, self.feed_forward_norm), state, memory_state)
 
-    def _cross(self, x: Tensor, memory: Memory, return_state: bool) -> tuple[Tensor, State | None]:
-        """Queries and memory both count from 0: the offset between them is none."""
+    def _cross(
+        self, x: Tensor, source: Tensor, memory: Memory, return_state: bool
+    ) -> tuple[Tensor, State | None]:
+        """Queries and source both count from 0: the offset between them is none."""
         assert self.cross_attention is not None
         if memory.state is None or memory.positions is None:
             return self.cross_attention(
-                x, memory.hidden, key_mask=memory.key_mask, query_offset=0, return_state=return_state
+                x, source, key_mask=memory.key_mask, query_offset=0, return_state=return_state
             )
         here = placed(memory.state, memory.positions, memory.seen)
-        y, _ = self.cross_attention(x, memory.hidden[:, :0], state=here, query_offset=0)
+        y, _ = self.cross_attention(x, source[:, :0], state=here, query_offset=0)
         return y, memory.state
 
     def _before(self, x: Tensor, norm: nn.Module) -> Tensor:

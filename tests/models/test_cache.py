@@ -1,0 +1,213 @@
+"""The cache: constant in size, kept, restored, cut, moved, saved; and the end of the text."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import DynamicCache
+
+from cosformer.models import (
+    CosformerCache,
+    CosformerForCausalLM,
+    CosformerForConditionalGeneration,
+    HorizonError,
+)
+from tests.models.tiny import build, close, having, tokens
+
+
+def started(mechanism="cosformer", length=9, **changes):
+    """(model, tokens, cache after them)."""
+    net = build(CosformerForCausalLM, attention=mechanism, position="learned", **changes)
+    ids = tokens(2, length)
+    return net, ids, net(ids, use_cache=True).past_key_values
+
+
+def step(net, ids, cache):
+    return net(ids, past_key_values=cache, use_cache=True).logits
+
+
+@having(constant_state=True)
+def test_as_large_after_64k_tokens_as_after_1k(mechanism):
+    sizes = {}
+    net = build(CosformerForCausalLM, torch.float32, attention=mechanism, max_position_embeddings=65_536 + 1,
+                num_hidden_layers=1)  # fmt: skip
+    cache = CosformerCache(net.config)
+    with torch.no_grad():
+        for piece in tokens(1, 65_536).split(1024, 1):
+            net(piece, past_key_values=cache, logits_to_keep=1)
+            sizes[cache.get_seq_length()] = cache.nbytes
+    assert sizes[1024] == sizes[65_536] == net.model.layers[0].attention.attention.state_size(
+        65_536, num_kv_heads=4, head_dim=8
+    ) * 4 + 8  # fmt: skip
+
+
+@having(recurrent=True, constant_state=False)
+def test_a_growing_cache_grows(mechanism):
+    _, _, short = started(mechanism, length=5)
+    _, _, long = started(mechanism, length=50)
+    assert long.nbytes > 5 * short.nbytes
+
+
+@having(recurrent=True)
+def test_snapshot_and_restore(mechanism):
+    net, _, cache = started(mechanism)
+    kept, guess, other = cache.snapshot(), tokens(2, 4), tokens(2, 3)
+    wanted = step(net, other, cache)
+    cache.restore(kept)
+    assert cache.get_seq_length() == 9
+    step(net, guess, cache)
+    cache.restore(kept)
+    assert torch.equal(step(net, other, cache), wanted)
+    cache.restore(CosformerCache(net.config).snapshot())
+    assert cache.past is None
+    assert cache.nbytes == 0
+
+
+def test_speculation_rolls_back_to_what_was_accepted():
+    """Four guesses at once, the first two accepted: the state is that of never having guessed the others."""
+    net, ids, cache = started()
+    guess = tokens(2, 4)
+    kept = cache.snapshot()
+    step(net, guess, cache)
+    cache.restore(kept)
+    step(net, guess[:, :2], cache)
+    after = tokens(2, 1)
+    close(step(net, after, cache), net(torch.cat([ids, guess[:, :2], after], 1)).logits[:, -1:])
+
+
+@having(recurrent=True, constant_state=True)
+def test_a_state_of_constant_size_refuses_to_be_cut(mechanism):
+    net, ids, cache = started(mechanism)
+    before = cache.snapshot()
+    with pytest.raises(ValueError, match=r"cannot forget its last 2 tokens: take a snapshot\(\)"):
+        cache.crop(-2)
+    assert cache.snapshot() == before
+    cache.crop(0)
+    assert cache.get_seq_length() == 9
+    assert not cache.is_croppable
+    cache.crop(-9)
+    close(step(net, ids, cache), net(ids).logits)
+
+
+@having(recurrent=True, constant_state=False)
+def test_a_cache_of_keys_is_cut_exactly(mechanism):
+    net, ids, cache = started(mechanism)
+    step(net, tokens(2, 3), cache)
+    cache.crop(-3)
+    assert cache.is_croppable
+    more = tokens(2, 2)
+    close(step(net, more, cache), net(torch.cat([ids, more], 1)).logits[:, 9:])
+    with pytest.raises(ValueError, match="crop takes a negative number"):
+        cache.crop(5)
+
+
+@having(recurrent=True)
+def test_rows_are_chosen_and_repeated(mechanism):
+    net, _, cache = started(mechanism)
+    more, kept = tokens(2, 2), cache.snapshot()
+    wanted = step(net, more, cache)
+    for change, rows in (
+        (lambda: cache.reorder_cache(torch.tensor([1, 0])), [1, 0]),
+        (lambda: cache.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda: cache.batch_select_indices(torch.tensor([False, True])), [1]),
+        (lambda: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+    ):
+        cache.restore(kept)
+        change()
+        close(step(net, more[rows], cache), wanted[rows])
+
+
+@having(recurrent=True)
+@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForConditionalGeneration])
+def test_saved_and_loaded(mechanism, head, tmp_path):
+    net = build(head, attention=mechanism, position="rotary", num_decoder_layers=1)
+    ids, more = tokens(2, 9), tokens(2, 2)
+    encoder_decoder = head is CosformerForConditionalGeneration
+    source = {"input_ids": tokens(2, 7)} if encoder_decoder else {}
+    name = "decoder_input_ids" if encoder_decoder else "input_ids"
+    cache = net(**source, **{name: ids}, use_cache=True).past_key_values
+    cache.save(tmp_path / "cache.safetensors")
+    again = CosformerCache.load(tmp_path / "cache.safetensors", net.config).to("cpu")
+    assert again.get_seq_length() == 9
+    assert again.nbytes == cache.nbytes
+    results = [net(**source, **{name: more}, past_key_values=c).logits for c in (cache, again)]
+    assert torch.equal(*results)
+
+
+def test_what_is_wrong_with_a_file(tmp_path):
+    net, _, cache = started()
+    path = tmp_path / "cache.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"there is no cache file .*cache\.safetensors"):
+        CosformerCache.load(path, net.config)
+    cache.save(path)
+    with pytest.raises(ValueError, match="holds 2 layers of attention 'cosformer', but the model has 1"):
+        CosformerCache.load(path, build(CosformerForCausalLM, num_hidden_layers=1).config)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged or incomplete"):
+        CosformerCache.load(path, net.config)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="is not the file of a cache"):
+        CosformerCache.load(path, net.config)
+
+
+def test_a_cache_of_another_kind_is_refused():
+    net, ids, cache = started()
+    for call in (
+        lambda c: net(ids, past_key_values=c),
+        lambda c: net.generate(ids, past_key_values=c, max_length=20),
+    ):
+        with pytest.raises(TypeError, match="past_key_values must be a CosformerCache, but got DynamicCache"):
+            call(DynamicCache())
+    other = build(CosformerForCausalLM, attention="softmax", position="learned")
+    with pytest.raises(ValueError, match="2 layers of attention 'softmax', but it has 2 of 'cosformer'"):
+        other(ids, past_key_values=cache)
+    with pytest.raises(ValueError, match="cache_implementation must be left out, but got 'static'"):
+        net.generate(ids, cache_implementation="static", max_length=20)
+    with pytest.raises(TypeError, match="holds states, not keys and values"):
+        cache.update(ids, ids, 0)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}], ids=["greedy", "beams"])
+def test_the_end_of_the_text_is_an_error_that_loses_nothing(options, cached):
+    net = build(CosformerForCausalLM, max_position_embeddings=20, horizon=30)
+    ids = tokens(2, 8)
+    with pytest.raises(
+        HorizonError, match=r"position 20 is past the end: .* horizon 30 .* at most 20"
+    ) as caught:
+        net.generate(ids, max_new_tokens=30, do_sample=False, use_cache=cached, **options)
+    error = caught.value
+    assert (error.horizon, error.length, error.position) == (30, 20, 20)
+    beams = options.get("num_beams", 1)
+    assert error.sequences.shape == (2 * beams, 21), "the last token was chosen, but cannot be read any more"
+    assert torch.equal(error.sequences[::beams, :8], ids)
+    if cached:
+        assert error.past_key_values.get_seq_length() == 20
+    if beams == 1:
+        assert torch.equal(error.sequences, net.generate(ids, max_length=21, do_sample=False))
+
+
+def test_a_prompt_past_the_end():
+    net = build(CosformerForCausalLM, max_position_embeddings=20)
+    for call in (net, lambda ids: net.generate(ids, max_new_tokens=2)):
+        with pytest.raises(HorizonError, match="position 24 is past the end"):
+            call(tokens(1, 25))
+    with pytest.raises(HorizonError, match="position 21 is past the end"):
+        net(tokens(1, 30), cu_seqlens=torch.tensor([0, 8, 30]))
+    cache = net(tokens(1, 19), use_cache=True).past_key_values
+    before = cache.snapshot()
+    with pytest.raises(HorizonError, match="position 21"):
+        step(net, tokens(1, 3), cache)
+    assert cache.snapshot() == before, "the cache is as it was"
+
+
+def test_a_call_that_fails_leaves_the_cache_as_it_was(monkeypatch):
+    net, _, cache = started()
+    before = cache.snapshot()
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(net.model.layers[1].feed_forward, "forward", broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step(net, tokens(2, 1), cache)
+    assert cache.snapshot() == before

@@ -1,0 +1,111 @@
+"""The encoder-decoder: cross-attention that knows no padding, and a memory that is read once."""
+
+import pytest
+import torch
+from torch import nn
+
+from cosformer.models import CosformerForConditionalGeneration
+from tests.models.tiny import PADDINGS, build, close, gradients, having, pad, padded_batch, tokens
+
+
+def model(mechanism, **changes):
+    return build(
+        CosformerForConditionalGeneration,
+        attention=mechanism,
+        **{"position": "learned", "num_key_value_heads": 2, "num_decoder_layers": 3} | changes,
+    )
+
+
+@pytest.mark.parametrize("target", PADDINGS.values(), ids=PADDINGS)
+@pytest.mark.parametrize("source", PADDINGS.values(), ids=PADDINGS)
+@having(cross=True, key_mask=True)
+def test_padding_on_either_side(mechanism, source, target):
+    net = model(mechanism)
+    ids, mask, rows = padded_batch(source)
+    answers = [tokens(sum(target)), tokens(12)]
+    first, own = pad(answers[0], target)
+    given = torch.stack([first, answers[1]])
+    given_mask = torch.stack([own, torch.ones_like(own)])
+    out = net(ids, attention_mask=mask, decoder_input_ids=given, decoder_attention_mask=given_mask).logits
+    for i, (row, answer) in enumerate(zip(rows, answers, strict=True)):
+        alone = net(row[None], decoder_input_ids=answer[None]).logits[0]
+        close(out[i][given_mask[i].bool()], alone)
+
+
+@having(cross=True, key_mask=True)
+def test_gradients_of_a_padded_batch(mechanism):
+    net = model(mechanism)
+    ids, mask, rows = padded_batch(PADDINGS["everywhere"])
+    labels = tokens(2, 6)
+    whole = gradients(net, net(ids, attention_mask=mask, labels=labels).loss)
+    apart = gradients(
+        net, sum(net(r[None], labels=a[None]).loss for r, a in zip(rows, labels, strict=True)) / 2
+    )
+    close(whole, apart, 1e-6)
+    assert len(whole) == len(list(net.named_parameters()))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}], ids=str
+)
+@having(cross=True, recurrent=True)
+def test_generation_is_as_without_a_cache_and_as_alone(mechanism, options):
+    net = model(mechanism)
+    ids, mask, rows = padded_batch(PADDINGS["inside"])
+    results = []
+    for cached in (True, False):
+        torch.manual_seed(3)
+        results.append(net.generate(ids, attention_mask=mask, max_new_tokens=9, use_cache=cached, **options))
+    assert torch.equal(*results)
+    if "do_sample" not in options:
+        for i, row in enumerate(rows):
+            assert torch.equal(results[0][i], net.generate(row[None], max_new_tokens=9, **options)[0])
+
+
+@having(cross=True, recurrent=True)
+def test_every_step_has_the_logits_of_no_cache(mechanism):
+    net = model(mechanism)
+    ids, mask, _ = padded_batch(PADDINGS["left"])
+    settings = {"max_new_tokens": 9, "output_logits": True, "return_dict_in_generate": True}
+    cached, uncached = (
+        net.generate(ids, attention_mask=mask, use_cache=c, **settings) for c in (True, False)
+    )
+    close(torch.stack(cached.logits), torch.stack(uncached.logits))
+
+
+@having(cross=True, recurrent=True)
+def test_the_source_is_read_once(mechanism):
+    """After the first token nothing of the source is projected again: its keys have become a state."""
+    net = model(mechanism)
+    seen = []
+    for layer in net.decoder.layers:
+        layer.cross_attention.k_proj.register_forward_hook(lambda m, args, out: seen.append(args[0].shape[1]))
+    net.generate(tokens(2, 11), max_new_tokens=5, min_new_tokens=5)
+    assert seen == [11] * 3 + [0] * 3 * 4
+
+
+@having(cross=True, constant_state=True)
+def test_the_cache_does_not_know_the_length_of_the_source(mechanism):
+    net = model(mechanism)
+    sizes = [
+        net(tokens(1, n), decoder_input_ids=tokens(1, m), use_cache=True).past_key_values.nbytes
+        for n, m in ((3, 2), (90, 70))
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_labels_become_inputs_one_place_later():
+    net = model("cosformer")
+    labels = torch.tensor([[5, 6, 7, -100]])
+    assert net.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6, 7]]
+    out = net(tokens(1, 4), labels=labels)
+    loss = nn.functional.cross_entropy(out.logits[0].float(), labels[0])
+    close(out.loss, loss, 1e-6)
+
+
+def test_what_it_refuses():
+    net = model("cosformer")
+    with pytest.raises(ValueError, match="position_ids must be left out of an encoder-decoder"):
+        net(tokens(1, 4), position_ids=torch.arange(4)[None], decoder_input_ids=tokens(1, 2))
+    with pytest.raises(ValueError, match="causal must be left out"):
+        model("cosformer", causal=True)

@@ -1,0 +1,145 @@
+"""The configuration: defaults that work, and one sentence for what cannot be."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cosformer import attention, positions
+from cosformer.models import (
+    CosformerConfig,
+    CosformerForCausalLM,
+    CosformerForMaskedLM,
+    CosformerForSequenceClassification,
+    CosformerModel,
+)
+from tests.models.tiny import build, config, tokens
+
+
+def test_defaults_make_a_usable_small_model():
+    net = CosformerForCausalLM(CosformerConfig())
+    assert 1e6 < net.num_parameters() < 1e7
+    assert net(tokens(1, 5)).logits.shape == (1, 5, 264)
+    assert CosformerConfig().horizon == CosformerConfig().max_position_embeddings == 2048
+    assert CosformerConfig().intermediate_size == 1024
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hiden_size": 32}, "no field 'hiden_size'; did you mean hidden_size?"),
+        ({"wibble": 1}, "no field 'wibble'; it has "),
+        ({"hidden_size": 30}, "hidden_size must be a multiple of num_attention_heads 4, but got 30"),
+        ({"hidden_size": 0}, "hidden_size must be a positive int, but got 0"),
+        ({"num_hidden_layers": 1.5}, "num_hidden_layers must be a positive int"),
+        ({"num_decoder_layers": -1}, "num_decoder_layers must be a positive int"),
+        ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads 3"),
+        ({"vocab_size": "many"}, "vocab_size must be a positive int"),
+        ({"attention": "cosfromer"}, "attention must be one of cosformer, "),
+        ({"attention_parameters": {"epsilon": 1}}, "attention 'cosformer' has no parameter 'epsilon'"),
+        ({"attention_parameters": {"eps": -1}}, "eps must be a positive finite number"),
+        ({"position": "absolute"}, "position must be one of learned, none, rotary, sinusoidal"),
+        ({"position": "rotary", "hidden_size": 36}, "head_dim must be even for rotary positions, but got 9"),
+        ({"position_parameters": {"base": 2}}, "position 'none' has no parameter 'base'"),
+        ({"horizon": 50}, "max_position_embeddings is 96, longer than the horizon 50"),
+        ({"horizon": 0}, "horizon must be a positive finite number"),
+        ({"feed_forward": "relu"}, "feed_forward must be one of gelu, gated"),
+        ({"norm": "batch"}, "norm must be one of layer, rms"),
+        ({"pooling": "last"}, "pooling must be one of cls, mean, max"),
+        ({"pooling": "cls", "causal": True}, 'pooling "cls" reads the first token'),
+        ({"causal": "yes"}, "causal must be True, False or None"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"norm_eps": 0}, "norm_eps must be a positive finite number"),
+    ],
+    ids=str,
+)
+def test_impossible_values(values, message):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        config(**values)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_heads_decide_what_a_token_sees():
+    shared = config()
+    assert CosformerForCausalLM(shared).config.causal is True
+    assert CosformerForMaskedLM(shared).config.causal is False
+    assert shared.causal is None, "the given configuration stays as it was"
+    assert CosformerModel(shared).config.causal is False
+    assert CosformerForSequenceClassification(config(causal=True)).config.causal is True
+    with pytest.raises(
+        ValueError, match="CosformerForCausalLM needs causal=True, but the configuration says"
+    ):
+        CosformerForCausalLM(config(causal=False))
+    with pytest.raises(ValueError, match="CosformerForMaskedLM needs causal=False"):
+        CosformerForMaskedLM(config(causal=True))
+
+
+def test_a_head_that_the_attention_cannot_serve(monkeypatch):
+    for trait in ("causal", "bidirectional", "grouped_heads"):
+        with monkeypatch.context() as patch:
+            patch.setattr(attention.Softmax, "traits", replace(attention.traits("softmax"), **{trait: False}))
+            if trait == "grouped_heads":
+                with pytest.raises(ValueError, match="'softmax', which has no grouped heads, but got 2"):
+                    config(attention="softmax", num_key_value_heads=2)
+                continue
+            head = CosformerForCausalLM if trait == "causal" else CosformerForMaskedLM
+            with pytest.raises(
+                ValueError, match=f"that is {trait}, and 'softmax' is not: choose one of cosformer"
+            ):
+                head(config(attention="softmax"))
+
+
+def test_what_a_configuration_offers_its_attention():
+    made = config(max_position_embeddings=50, horizon=70).build_attention()
+    assert made.horizon == 70
+    assert config(attention_parameters={"horizon": 99, "eps": 1e-3}).build_attention().horizon == 99
+    for name in positions.names():
+        assert config(position=name).build_position()
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("feed_forward", ["gelu", "gated"])
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_every_shape_of_a_block(norm, feed_forward, pre_norm):
+    net = build(CosformerModel, norm=norm, feed_forward=feed_forward, pre_norm=pre_norm, bias=False)
+    out = net(tokens(2, 7), output_hidden_states=True)
+    assert out.last_hidden_state.isfinite().all()
+    assert len(out.hidden_states) == 3
+    assert (out.hidden_states[-1] == out.last_hidden_state).all()
+    gates = [name for name, _ in net.named_parameters() if "gate_proj" in name]
+    assert len(gates) == (2 if feed_forward == "gated" else 0)
+    assert not [n for n, _ in net.named_parameters() if n.endswith("proj.bias")]
+
+
+def test_calls_that_contradict_themselves():
+    net = build(CosformerForCausalLM)
+    ids, bounds = tokens(1, 8), torch.tensor([0, 3, 8])
+    ones = torch.ones(1, 8, dtype=torch.long)
+    restarting = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    cases = [
+        ({"output_attentions": True}, "output_attentions is not to be had"),
+        ({"inputs_embeds": net.get_input_embeddings()(ids)}, "either input_ids or inputs_embeds"),
+        ({"cu_seqlens": bounds, "attention_mask": ones}, "cu_seqlens goes with neither"),
+        ({"cu_seqlens": bounds, "use_cache": True}, "packed documents are whole"),
+        ({"attention_mask": ones[:, :5]}, r"attention_mask must have shape [B, T] = [1, 8]"),
+        ({"attention_mask": ones[:, None, None]}, "attention_mask must have shape"),
+        ({"attention_mask": ones, "position_ids": restarting}, "for packed documents give position_ids"),
+        ({"position_ids": torch.arange(8)[None] + 3}, "position_ids must count 0, 1, 2"),
+        (
+            {"past_key_values": net(ids, use_cache=True).past_key_values, "position_ids": restarting},
+            "by attention_m",
+        ),
+    ]
+    for inputs, message in cases:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            net(ids, **inputs)
+    with pytest.raises(ValueError, match="cu_seqlens needs a batch of 1"):
+        net(tokens(2, 8), cu_seqlens=bounds)
+    with pytest.raises(ValueError, match="use_cache=True needs a causal model"):
+        build(CosformerModel)(ids, use_cache=True)
+    cache = net(ids, use_cache=True).past_key_values
+    hole = torch.cat([ones, torch.zeros(1, 2, dtype=torch.long)], 1)
+    with pytest.raises(ValueError, match="without a single real token in this call"):
+        net(tokens(1, 2), attention_mask=hole, past_key_values=cache)

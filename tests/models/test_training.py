@@ -1,0 +1,177 @@
+"""Every head learns its tiny task, and training has no surprises: checkpointing, compiling, the Trainer."""
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from cosformer import attention
+from cosformer.models import (
+    CosformerForCausalLM,
+    CosformerForConditionalGeneration,
+    CosformerForMaskedLM,
+    CosformerForSequenceClassification,
+    CosformerForSequencePairClassification,
+    PackingCollator,
+)
+from tests.models.tiny import MECHANISMS, build, close, config, gradients, tokens
+
+
+def counting(batch):
+    """Text that counts up from anywhere: each token says which comes next."""
+    start = torch.randint(2, 10, (batch, 1))
+    ids = start + torch.arange(12)
+    return {"input_ids": ids, "labels": ids}
+
+
+def masked(batch):
+    """One token of a counting text is masked (token 1); its neighbours give it away."""
+    ids = counting(batch)["input_ids"]
+    place = torch.randint(1, 11, (batch, 1))
+    labels = torch.full_like(ids, -100).scatter(1, place, ids.gather(1, place))
+    return {"input_ids": ids.scatter(1, place, 1), "labels": labels}
+
+
+def classified(batch):
+    """Is there a token 5 in the text, which is padded somewhere?"""
+    ids = torch.randint(6, 64, (batch, 12))
+    labels = torch.arange(batch) % 2
+    ids[labels == 1, 7] = 5
+    mask = torch.ones_like(ids)
+    mask[:, :3] = mask[:, 10:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def paired(batch):
+    """Do both texts hold the same kind of tokens, low or high ones?"""
+    kinds = torch.randint(0, 2, (2, batch))
+    a, b = (torch.randint(2, 30, (batch, 9)) + 30 * kind[:, None] for kind in kinds)
+    return {"input_ids": a, "pair_input_ids": b[:, :6], "labels": (kinds[0] == kinds[1]).long()}
+
+
+def copied(batch):
+    ids = torch.randint(2, 12, (batch, 6))
+    return {"input_ids": ids, "labels": ids}
+
+
+# head, task, settings, loss to reach (guessing stands at the logarithm of the number of choices)
+LESSONS = [
+    (CosformerForCausalLM, counting, {}, 0.2),
+    (CosformerForMaskedLM, masked, {}, 0.3),
+    (CosformerForSequenceClassification, classified, {"pooling": "mean"}, 0.1),
+    (CosformerForSequenceClassification, classified, {"pooling": "max"}, 0.1),
+    (CosformerForSequenceClassification, classified, {"pooling": "cls"}, 0.1),
+    (CosformerForSequencePairClassification, paired, {}, 0.1),
+    (CosformerForConditionalGeneration, copied, {}, 0.3),
+]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    ("head", "task", "settings", "goal"),
+    LESSONS,
+    ids=[f"{head.__name__}-{settings.get('pooling', '')}" for head, _, settings, _ in LESSONS],
+)
+def test_every_head_learns(head, task, settings, goal, mechanism):
+    if head is CosformerForCausalLM and not attention.traits(mechanism).causal:
+        pytest.skip("not a causal mechanism")
+    torch.manual_seed(0)
+    net = head(config(attention=mechanism, position="learned", initializer_range=0.05, **settings)).train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(400):
+        loss = net(**task(32)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if len(losses) >= 10 and sum(losses[-10:]) / 10 < goal:
+            break
+    assert losses[0] > 2 * goal
+    assert sum(losses[-10:]) / 10 < goal, losses[::40]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    ("head", "task"), [(CosformerForCausalLM, counting), (CosformerForConditionalGeneration, copied)]
+)
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_checkpointing_gives_equal_gradients(mechanism, head, task, reentrant):
+    net = build(head, attention=mechanism, position="rotary").train()
+    batch = task(3)
+    plain = gradients(net, net(**batch).loss)
+    net.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    checkpointed = net(**batch, use_cache=True)
+    assert checkpointed.past_key_values is None
+    close(gradients(net, checkpointed.loss), plain, 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "causal"), [("cls", False), ("mean", False), ("max", False), ("mean", True), ("max", True)]
+)
+def test_a_padded_batch_is_classified_as_each_alone(pooling, causal):
+    net = build(CosformerForSequenceClassification, pooling=pooling, causal=causal, num_labels=3)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 1], [1] * 8, [1, 1, 1, 0, 0, 0, 0, 0]])
+    ids = tokens(3, 8)
+    out = net(ids, attention_mask=mask).logits
+    for i in range(3):
+        close(out[i], net(ids[i][mask[i].bool()][None]).logits[0])
+    nothing = net(ids, attention_mask=torch.zeros_like(mask)).logits
+    assert nothing.isfinite().all()
+    for name in ("cu_seqlens", "position_ids"):
+        with pytest.raises(ValueError, match=f"{name} must be left out"):
+            net(ids, **{name: torch.tensor([0, 8])})
+
+
+def test_a_pair_is_two_towers():
+    net = build(CosformerForSequencePairClassification)
+    a, b, mask = tokens(2, 9), tokens(2, 6), torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    out = net(a, pair_input_ids=b, pair_attention_mask=mask).logits
+    alone = net(a[1:], pair_input_ids=b[1:, 2:]).logits
+    close(out[1:], alone)
+    swapped = net(b, attention_mask=mask, pair_input_ids=a).logits
+    assert (swapped - out).abs().max() > 1e-3, "a - b tells the two apart"
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_the_training_forward_compiles_whole(packed):
+    net = build(CosformerForCausalLM, torch.float32, position="rotary", num_hidden_layers=1).train()
+    step = torch.compile(lambda **batch: net(**batch).loss, fullgraph=True, backend="aot_eager")
+    for length in (24, 31):
+        ids = tokens(1 if packed else 2, length)
+        batch = {"input_ids": ids, "labels": ids}
+        if packed:
+            batch["cu_seqlens"] = torch.tensor([0, 5, 5, length])
+        else:
+            batch["attention_mask"] = (torch.rand(2, length) < 0.8).long()
+        expected = gradients(net, net(**batch).loss)
+        close(gradients(net, step(**batch)), expected, 1e-4)
+
+
+def test_restarts_compile_whole():
+    """Bounds cannot be looked for inside a graph; the documents are kept apart all the same."""
+    net = build(CosformerForCausalLM, torch.float32, position="learned", num_hidden_layers=1).train()
+    step = torch.compile(lambda **batch: net(**batch).logits, fullgraph=True, backend="aot_eager")
+    batch = {"input_ids": tokens(2, 8), "position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4], [*range(8)]])}
+    close(step(**batch), net(**batch).logits, 1e-4)
+
+
+def test_the_trainer_trains_on_packed_documents(tmp_path):
+    """The usual Trainer, our collator, a few steps: the loss falls, and all columns arrive."""
+    torch.manual_seed(0)
+    net = CosformerForCausalLM(config(initializer_range=0.05))
+    data = [{"input_ids": [*range(start, start + n)]} for n, start in [(5, 2), (9, 9), (12, 20), (7, 30)] * 8]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=30,
+        per_device_train_batch_size=4,
+        learning_rate=5e-3,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Trainer(net, arguments, data_collator=PackingCollator(), train_dataset=data)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.5 * losses[0]
