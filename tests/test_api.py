@@ -22,12 +22,11 @@ def test_names():
         "CosformerAttention", "CosformerState", "attention", "backends", "cosformer_attention", "positions"
     ]  # fmt: skip
     mechanisms = [type(cosformer.attention.build(n)).__name__ for n in cosformer.attention.names()]
-    assert sorted(cosformer.attention.__all__) == sorted([
-        "Attention", "State", "Traits", "build", "fit", "names", "parameters", "register", "traits", *mechanisms
-    ])  # fmt: skip
+    common = ["Attention", "State", "Traits", "build", "fit", "names", "parameters", "register", "traits"]
+    assert sorted(cosformer.attention.__all__) == sorted(common + mechanisms)
     assert sorted(cosformer.positions.__all__) == [
-        "LearnedPosition", "NoPosition", "Position", "RotaryPosition", "SinusoidalPosition", "build", "fit",
-        "names", "parameters", "register",
+        "LearnedPosition", "NoPosition", "Position", "RotaryPosition", "SinusoidalPosition",
+        "StochasticPosition", "build", "fit", "names", "parameters", "register",
     ]  # fmt: skip
     assert sorted(cosformer.ops.__all__) == [
         "BackendStatus", "CosformerState", "backends", "cosformer_attention"

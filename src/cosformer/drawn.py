@@ -41,12 +41,16 @@ class Drawn(nn.Module):
         """
         buffers = dict(self.named_buffers(recurse=False))
         for buffer in buffers.values():
-            nn.init.constant_(buffer, torch.nan)
-        missing = [name for name, x in buffers.items() if not x.is_meta and bool(x.isnan().any())]
+            nn.init.constant_(buffer, torch.nan if buffer.is_floating_point() else -1)
+        missing = [name for name, x in buffers.items() if not x.is_meta and _marked(x)]
         if missing:
             fresh = self.drawn()
             for name in missing:
                 buffers[name].copy_(fresh[name])
+
+
+def _marked(buffer: Tensor) -> bool:
+    return bool((buffer.isnan() if buffer.is_floating_point() else buffer == -1).any())
 
 
 def interval(value: int | None) -> int | None:

@@ -191,6 +191,7 @@ class CosformerConfig(PreTrainedConfig):
             self.position,
             self.position_parameters or {},
             hidden_size=self.hidden_size,
+            num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
             max_length=self.max_position_embeddings,
         )

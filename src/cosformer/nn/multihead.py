@@ -1,6 +1,6 @@
 """Multi-head attention around any registered mechanism."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -8,7 +8,11 @@ from cosformer.attention import Attention, State
 from cosformer.nn.projections import Projections
 from cosformer.ops.checks import flag
 
-Rotate = Callable[[Tensor], Tensor]
+
+class Rotate(Protocol):
+    """What a position does to heads [B, T, heads, head_dim]: to queries, or to keys."""
+
+    def __call__(self, x: Tensor, *, key: bool = False) -> Tensor: ...
 
 
 class MultiheadAttention(Projections):
@@ -64,7 +68,7 @@ class MultiheadAttention(Projections):
         """
         q, k, v = self.project(query, key, value)
         if rotate is not None:
-            q, k = rotate(q), rotate(k)
+            q, k = rotate(q), rotate(k, key=True)
         result = self.attention(
             q,
             k,

@@ -14,6 +14,10 @@ class Position(nn.Module):
         """Tokens [B, T, hidden_size] on their way into the first layer."""
         return x
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys [B, T, heads, head_dim] of self-attention, in every layer."""
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool = False) -> Tensor:
+        """Queries, or keys (`key`), [B, T, heads, head_dim] of self-attention, in every layer."""
         return x
+
+    def reset_parameters(self) -> None:
+        """Draws the position's own parameters anew, with functions of `torch.nn.init` alone, as those of an
+        attention."""

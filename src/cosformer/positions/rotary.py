@@ -26,7 +26,7 @@ class RotaryPosition(Position):
             raise ValueError(f"head_dim must be even for rotary positions, but got {head_dim}.")
         self.base = positive("base", base)
 
-    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, positions: Tensor, *, key: bool = False) -> Tensor:
         angle = waves(positions, x.shape[-1], self.base)[:, :, None]  # (B, T, 1, D/2)
         cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         a, b = x.chunk(2, -1)
