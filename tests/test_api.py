@@ -33,7 +33,7 @@ def test_names():
     ]  # fmt: skip
     assert sorted(cosformer.nn.__all__) == [
         "Block", "BlockOutput", "CosformerAttention", "FeedForward", "Memory", "MultiheadAttention",
-        "build_norm",
+        "build_norm", "one_vs_each_loss",
     ]  # fmt: skip
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:
