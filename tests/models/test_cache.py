@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import DynamicCache
 
+from cosformer import attention
 from cosformer.models import (
     CosformerCache,
     CosformerForCausalLM,
@@ -119,6 +120,8 @@ def test_rows_are_chosen_and_repeated(mechanism):
 @having(recurrent=True)
 @pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForConditionalGeneration])
 def test_saved_and_loaded(mechanism, head, tmp_path):
+    if head is CosformerForConditionalGeneration and not attention.traits(mechanism).cross:
+        pytest.skip("the mechanism has no cross-attention")
     net = build(head, attention=mechanism, position="rotary", num_decoder_layers=1)
     ids, more = tokens(2, 9), tokens(2, 2)
     encoder_decoder = head is CosformerForConditionalGeneration

@@ -72,8 +72,11 @@ LESSONS = [
     ids=[f"{head.__name__}-{settings.get('pooling', '')}" for head, _, settings, _ in LESSONS],
 )
 def test_every_head_learns(head, task, settings, goal, mechanism):
-    if head is CosformerForCausalLM and not attention.traits(mechanism).causal:
+    traits = attention.traits(mechanism)
+    if head in (CosformerForCausalLM, CosformerForConditionalGeneration) and not traits.causal:
         pytest.skip("not a causal mechanism")
+    if head is CosformerForConditionalGeneration and not traits.cross:
+        pytest.skip("the mechanism has no cross-attention")
     torch.manual_seed(0)
     net = head(config(attention=mechanism, position="learned", initializer_range=0.05, **settings)).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
@@ -96,6 +99,9 @@ def test_every_head_learns(head, task, settings, goal, mechanism):
 )
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_checkpointing_gives_equal_gradients(mechanism, head, task, reentrant):
+    traits = attention.traits(mechanism)
+    if not traits.causal or (head is CosformerForConditionalGeneration and not traits.cross):
+        pytest.skip("not a mechanism for this head")
     net = build(head, attention=mechanism, position="rotary").train()
     batch = task(3)
     plain = gradients(net, net(**batch).loss)

@@ -76,6 +76,11 @@ class Attention(nn.Module, ABC):
         """
         self._check(q, k, v)
         for asked, trait, what in (
+            (
+                cu_seqlens is not None and (state is not None or return_state),
+                "packed_state",
+                "a state together with cu_seqlens",
+            ),
             (causal, "causal", "causal=True"),
             (not causal, "bidirectional", "causal=False"),
             (q.shape[1] != k.shape[1] and state is None, "cross", "queries and keys of different lengths"),
@@ -83,11 +88,6 @@ class Attention(nn.Module, ABC):
             (key_mask is not None, "key_mask", "key_mask"),
             (cu_seqlens is not None, "cu_seqlens", "cu_seqlens"),
             (state is not None or return_state, "recurrent", "state or return_state"),
-            (
-                cu_seqlens is not None and (state is not None or return_state),
-                "packed_state",
-                "a state together with cu_seqlens",
-            ),
             (q.shape[2] != k.shape[2], "grouped_heads", f"{k.shape[2]} key heads for {q.shape[2]} heads"),
         ):
             if asked and not getattr(self.traits, trait):
