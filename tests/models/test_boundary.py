@@ -146,7 +146,8 @@ def test_several_packed_rows():
 @pytest.mark.parametrize("pattern", [PADDINGS["left"], [1] * 12], ids=["left", "whole"])
 @having(recurrent=True, causal=True)
 def test_pieces_with_a_cache_are_the_whole(mechanism, pattern, pieces):
-    net = build(CosformerForCausalLM, attention=mechanism, position="learned")
+    """Rotary positions: a wrong one shows even where the attention has none of its own."""
+    net = build(CosformerForCausalLM, attention=mechanism, position="rotary")
     ids, mask, _ = padded_batch(pattern)
     whole = net(ids, attention_mask=mask, use_cache=False).logits
     cache, outs, done = None, [], 0

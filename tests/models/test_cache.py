@@ -101,11 +101,27 @@ def test_a_cache_of_keys_is_cut_exactly(mechanism):
         cache.crop(5)
 
 
+@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForConditionalGeneration])
 @having(recurrent=True)
-def test_rows_are_chosen_and_repeated(mechanism):
-    net, _, cache = started(mechanism)
-    more, kept = tokens(2, 2), cache.snapshot()
-    wanted = step(net, more, cache)
+def test_rows_are_chosen_and_repeated(mechanism, head):
+    """The encoder's memory is chosen with the rest: the source of a call with a cache is not looked at."""
+    net = build(head, attention=mechanism, position="learned")
+    ids, more = tokens(2, 9), tokens(2, 2)
+    if head is CosformerForCausalLM:
+        cache = net(ids, use_cache=True).past_key_values
+
+        def following(ids):
+            return step(net, ids, cache)
+    else:
+        source = net.encoder(tokens(2, 5))
+        cache = net(encoder_outputs=source, decoder_input_ids=ids, use_cache=True).past_key_values
+
+        def following(ids):
+            zeros = [torch.zeros(len(ids), 5, 32, dtype=torch.float64)]
+            return net(encoder_outputs=zeros, decoder_input_ids=ids, past_key_values=cache).logits
+
+    kept = cache.snapshot()
+    wanted = following(more)
     for change, rows in (
         (lambda: cache.reorder_cache(torch.tensor([1, 0])), [1, 0]),
         (lambda: cache.batch_select_indices(torch.tensor([1])), [1]),
@@ -114,7 +130,7 @@ def test_rows_are_chosen_and_repeated(mechanism):
     ):
         cache.restore(kept)
         change()
-        close(step(net, more[rows], cache), wanted[rows])
+        close(following(more[rows]), wanted[rows])
 
 
 @having(recurrent=True)
@@ -132,6 +148,7 @@ def test_saved_and_loaded(mechanism, head, tmp_path):
     again = CosformerCache.load(tmp_path / "cache.safetensors", net.config).to("cpu")
     assert again.get_seq_length() == 9
     assert again.nbytes == cache.nbytes
+    assert again.past.seen == cache.past.seen == 9
     results = [net(**source, **{name: more}, past_key_values=c).logits for c in (cache, again)]
     assert torch.equal(*results)
 
@@ -203,14 +220,21 @@ def test_a_prompt_past_the_end():
     assert cache.snapshot() == before, "the cache is as it was"
 
 
-def test_a_call_that_fails_leaves_the_cache_as_it_was(monkeypatch):
-    net, _, cache = started()
-    before = cache.snapshot()
+@having(recurrent=True)
+def test_a_call_that_fails_leaves_the_cache_as_it_was(mechanism, monkeypatch):
+    net, ids, cache = started(mechanism)
+    more = tokens(2, 3)
 
     def broken(*args, **kwargs):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(net.model.layers[1].feed_forward, "forward", broken)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        step(net, tokens(2, 1), cache)
-    assert cache.snapshot() == before
+    for state in (cache, CosformerCache(net.config)):
+        length, size = state.get_seq_length(), state.nbytes
+        with monkeypatch.context() as patch:
+            patch.setattr(net.model.layers[1].feed_forward, "forward", broken)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                step(net, more, state)
+        assert [layer.columns for layer in state.layers] == [length, length]
+        assert state.nbytes == size
+        text = torch.cat([ids, more], 1) if length else more
+        close(step(net, more, state), net(text).logits[:, length:])

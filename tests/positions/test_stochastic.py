@@ -21,13 +21,17 @@ def position(kind, **changes):
     return made
 
 
+def rotate(made, x, at, **options):
+    return made.rotation(at)(x, **options)
+
+
 @torch.no_grad()
 def products(made, at, places):
     """q^ at position `at` times k^ at each place: [heads, places], from one draw."""
     generator = torch.Generator().manual_seed(5)
     q, k = torch.randn(2, 1, 1, 2, DIM, generator=generator, dtype=torch.float64)
-    left = made.rotate(q, torch.tensor([[at]]))
-    right = made.rotate(k.expand(1, len(places), -1, -1), torch.tensor([places]), key=True)
+    left = rotate(made, q, torch.tensor([[at]]))
+    right = rotate(made, k.expand(1, len(places), -1, -1), torch.tensor([places]), key=True)
     expected = torch.einsum("hd,hd,hdt->ht", q[0, 0], k[0, 0], made.kernel(at - torch.tensor(places)))
     return torch.einsum("hr,thr->ht", left[0, 0], right[0]), expected
 
@@ -81,9 +85,9 @@ def test_codes_follow_positions_and_nothing_else(kind):
         torch.tensor([[0, 1, 2, 3, 4, 5], [7, 3, 9, 0, 1, 63]]),
     )
     for key in (False, True):
-        whole = made.rotate(x, at, key=key)
+        whole = rotate(made, x, at, key=key)
         for b, t in ((0, 3), (1, 5)):
-            one = made.rotate(x[b : b + 1, t : t + 1], at[b : b + 1, t : t + 1], key=key)
+            one = rotate(made, x[b : b + 1, t : t + 1], at[b : b + 1, t : t + 1], key=key)
             close(one[0, 0], whole[b, t])
 
 
@@ -94,7 +98,7 @@ def test_gradients(kind):
     inputs = (x, *made.parameters())
 
     def products_of(*_):
-        return (made.rotate(x, at) * made.rotate(x.flip(1), at, key=True)).sum(-1)
+        return (rotate(made, x, at) * rotate(made, x.flip(1), at, key=True)).sum(-1)
 
     assert torch.autograd.gradcheck(products_of, inputs)
 
@@ -108,15 +112,15 @@ def test_noise_is_drawn_kept_and_drawn_again(kind):
         return position(kind, redraw_interval=3)
 
     one, same, other = seeded(1), seeded(1), seeded(2)
-    assert torch.equal(one.rotate(x, at), same.rotate(x, at))
-    assert not torch.equal(one.rotate(x, at), other.rotate(x, at))
+    assert torch.equal(rotate(one, x, at), rotate(same, x, at))
+    assert not torch.equal(rotate(one, x, at), rotate(other, x, at))
     other.load_state_dict(one.state_dict())
-    assert torch.equal(one.rotate(x, at), other.rotate(x, at))
-    before = one.rotate(x, at)
+    assert torch.equal(rotate(one, x, at), rotate(other, x, at))
+    before = rotate(one, x, at)
     assert drawn.redraw(one, step=4) == 0
-    assert torch.equal(one.rotate(x, at), before)
+    assert torch.equal(rotate(one, x, at), before)
     assert drawn.redraw(one, step=6) == 1
-    assert not torch.equal(one.rotate(x, at), before)
+    assert not torch.equal(rotate(one, x, at), before)
 
 
 LINEAR = [n for n in attention.names() if attention.traits(n).constant_state and attention.traits(n).causal]
@@ -154,4 +158,4 @@ def test_mistakes(parameters, message):
 def test_heads_that_do_not_fit():
     made = positions.build("stochastic", head_dim=4, max_length=8, num_kv_heads=2)
     with pytest.raises(ValueError, match="heads of 4, in multiples of 2"):
-        made.rotate(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, dtype=torch.int64))
+        rotate(made, torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, dtype=torch.int64))

@@ -11,14 +11,15 @@ from cosformer.attention.state import RowState
 
 @dataclass(frozen=True)
 class KeyValueState(RowState):
-    """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, and which of them are real: mask [B, T].
+    """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, and which of them are real: mask [B, T],
+    or None while all are.
 
     `positions` [B] and `seen` as in `CosformerState`: where the next token of each row stands.
     """
 
     keys: Tensor
     values: Tensor
-    mask: Tensor
+    mask: Tensor | None
     positions: Tensor
     seen: int
 
@@ -27,12 +28,15 @@ class KeyValueState(RowState):
         return self.keys.shape[1]
 
     def append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> "KeyValueState":
-        if mask is None:
-            mask = keys.new_ones(keys.shape[:2], dtype=torch.bool)
+        if mask is not None or self.mask is not None:
+            parts = ((self.keys, self.mask), (keys, mask))
+            mask = torch.cat(
+                [k.new_ones(k.shape[:2], dtype=torch.bool) if m is None else m for k, m in parts], 1
+            )
         return KeyValueState(
-            torch.cat([self.keys, keys], 1),
-            torch.cat([self.values, values], 1),
-            torch.cat([self.mask, mask], 1),
+            _joined(self.keys, keys),
+            _joined(self.values, values),
+            mask,
             self.positions + keys.shape[1],
             self.seen + keys.shape[1],
         )
@@ -44,23 +48,28 @@ class KeyValueState(RowState):
         return cls(
             keys[:, :0],
             values[:, :0],
-            torch.ones(batch, 0, dtype=torch.bool, device=keys.device),
+            None,
             torch.zeros(batch, dtype=torch.int64, device=keys.device),
             0,
         )
 
     def crop(self, length: int) -> "KeyValueState":
         """Only the first `length` columns; exact, since every key is still there."""
-        gone = self.mask[:, length:].sum(1)
+        gone = self.length - length if self.mask is None else self.mask[:, length:].sum(1)
         positions = self.positions - gone
         return replace(
             self,
             keys=self.keys[:, :length],
             values=self.values[:, :length],
-            mask=self.mask[:, :length],
+            mask=None if self.mask is None else self.mask[:, :length],
             positions=positions,
             seen=int(positions.max()),
         )
+
+
+def _joined(before: Tensor, new: Tensor) -> Tensor:
+    """Along the time axis; each head lies in one piece in memory, as the kernels of attention like it."""
+    return torch.cat([before.transpose(1, 2), new.transpose(1, 2)], 2).transpose(1, 2)
 
 
 pytree.register_dataclass(

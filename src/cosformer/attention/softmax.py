@@ -54,6 +54,9 @@ class Softmax(Attention):
         if cu_seqlens is not None:
             return self._packed(q, k, v, cu_seqlens, causal), None
         offset = offset_or_default(query_offset, q, k, causal)
+        if key_mask is not None:
+            # Under a weight of zero, NaN is still NaN: what is masked must not hold any.
+            k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))
         after = None
         if state is not None or return_state:
             before = KeyValueState.empty(k, v) if state is None else state
@@ -80,9 +83,6 @@ class Softmax(Attention):
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, key_mask: Tensor | None) -> Tensor:
-    if key_mask is not None:
-        # Under a weight of zero, NaN is still NaN: what is masked must not hold any.
-        k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))
     tq, tk = q.shape[1], k.shape[1]
     # Where each query stands at or behind the last key, causality hides nothing.
     hides = causal and offset < tk - 1

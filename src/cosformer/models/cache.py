@@ -1,5 +1,7 @@
 """What `generate()` carries: one state a layer, of whatever kind the attention has."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,7 @@ class StateLayer(CacheLayerMixin):
             return
         if keep <= 0:
             self.state, self.columns = None, 0
-            return
+            return  # the memory of a source stays: it does not belong to the text
         cut = getattr(self.state, "crop", None)
         if cut is None:
             raise ValueError(
@@ -171,6 +173,24 @@ class CosformerCache(Cache):
             layer.reset()
             if state is not None:
                 layer.put(state, memory, columns)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """A call that fails within leaves the cache as it was.
+
+        A growing cache is cut back, and not kept a second time beside the new one.
+        """
+        columns = [layer.columns for layer in self.layers]
+        kept = None if self.is_croppable else self.snapshot()
+        try:
+            yield
+        except BaseException:
+            if kept is not None:
+                self.restore(kept)
+            else:
+                for layer, before in zip(self.layers, columns, strict=True):
+                    layer.crop(before - layer.columns)
+            raise
 
     def save(self, path: str | Path) -> None:
         """Writes the states as one safetensors file."""

@@ -1,6 +1,6 @@
 """The model without a head: embeddings, positions, layers. One class serves as encoder and as decoder."""
 
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         super().__init__(config.for_head(type(self).__name__, causal=None))
         config = self.config
+        self.traits = config.traits
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = config.build_position()
         self.dropout = nn.Dropout(config.dropout)
@@ -100,34 +101,31 @@ class CosformerModel(CosformerPreTrainedModel):
         if not self.config.pre_norm:
             x = self.norm(x)
         source, source_mask = self._source(encoder_hidden_states, encoder_attention_mask, layout)
-        rotate = partial(self.position.rotate, positions=layout.positions)
+        rotate = self.position.rotation(layout.positions)
         hidden = [layout.leave(x)] if output_hidden_states else []
         after = layout.starts + layout.counts
-        states = []
-        for i, block in enumerate(self.layers):
-            entry = None if cache is None else cache.layers[i]
-            before = None if entry is None else entry.state
-            if before is not None:
-                before = placed(before, layout.starts, layout.seen)
-            x, state, memory_state = block(
-                x,
-                source,
-                rotate=rotate,
-                key_mask=layout.real,
-                cu_seqlens=layout.cu_seqlens,
-                state=before,
-                return_state=entry is not None,
-                memory=Memory(
-                    source_mask, None if entry is None else entry.memory, layout.starts, layout.seen
-                ),
-            )
-            if entry is not None:
-                # Padding behind the real tokens was counted by the attention; it has no position.
-                states.append((entry, placed(state, after, layout.longest), memory_state))
-            if output_hidden_states:
-                hidden.append(layout.leave(x))
-        for entry, state, memory_state in states:  # all or none: a call that fails leaves the cache as it was
-            entry.put(state, memory_state, layout.columns)
+        with nullcontext() if cache is None else cache.all_or_nothing():
+            for i, block in enumerate(self.layers):
+                entry = None if cache is None else cache.layers[i]
+                before = None if entry is None else entry.state
+                if before is not None:
+                    before = placed(before, layout.starts, layout.seen)
+                finished = None if entry is None else entry.memory
+                x, state, memory_state = block(
+                    x,
+                    source,
+                    rotate=rotate,
+                    key_mask=layout.real,
+                    cu_seqlens=layout.cu_seqlens,
+                    state=before,
+                    return_state=entry is not None,
+                    memory=Memory(source_mask, finished, layout.starts, layout.seen),
+                )
+                if entry is not None:
+                    # Padding behind the real tokens was counted by the attention; it has no position.
+                    entry.put(placed(state, after, layout.longest), memory_state, layout.columns)
+                if output_hidden_states:
+                    hidden.append(layout.leave(x))
         if self.config.pre_norm:
             x = self.norm(x)
         x = layout.leave(x)
@@ -146,7 +144,7 @@ class CosformerModel(CosformerPreTrainedModel):
             return checked(given, len(self.layers), config.attention)
         if use_cache is None:
             use_cache = (
-                config.use_cache and bool(config.causal) and config.traits.recurrent and not self.training
+                config.use_cache and bool(config.causal) and self.traits.recurrent and not self.training
             )
         if not use_cache:
             return None

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from cosformer.attention import State
 from cosformer.attention.base import placed
 from cosformer.nn.feedforward import FeedForward
-from cosformer.nn.multihead import MultiheadAttention, Rotate
+from cosformer.nn.multihead import MultiheadAttention
+from cosformer.positions.base import Rotate
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,11 @@
 """Multi-head attention around any registered mechanism."""
 
-from typing import Protocol
-
 from torch import Tensor
 
 from cosformer.attention import Attention, State
 from cosformer.nn.projections import Projections
 from cosformer.ops.checks import flag
-
-
-class Rotate(Protocol):
-    """What a position does to heads [B, T, heads, head_dim]: to queries, or to keys."""
-
-    def __call__(self, x: Tensor, *, key: bool = False) -> Tensor: ...
+from cosformer.positions.base import Rotate
 
 
 class MultiheadAttention(Projections):
@@ -71,8 +64,8 @@ class MultiheadAttention(Projections):
     ) -> tuple[Tensor, State | None]:
         """[B, Tq, embed_dim] and, with `return_state`, the state after this call's keys (else None).
 
-        `rotate` is what a position does to the heads of q and k [B, T, heads, head_dim]; the other
-        arguments are the mechanism's.
+        `rotate` is what a position does (its `rotation`) to the heads of q and k [B, T, heads, head_dim];
+        the other arguments are the mechanism's.
         """
         q, k, v = self.project(query, key, value)
         if rotate is not None:

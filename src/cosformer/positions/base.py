@@ -1,6 +1,14 @@
 """What a model is told about positions: something added to the tokens, or something done to q and k."""
 
+from typing import Protocol
+
 from torch import Tensor, nn
+
+
+class Rotate(Protocol):
+    """What is done to queries, or to keys (`key`), [B, T, heads, head_dim]."""
+
+    def __call__(self, x: Tensor, *, key: bool = False) -> Tensor: ...
 
 
 class Position(nn.Module):
@@ -14,9 +22,10 @@ class Position(nn.Module):
         """Tokens [B, T, hidden_size] on their way into the first layer."""
         return x
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool = False) -> Tensor:
-        """Queries, or keys (`key`), [B, T, heads, head_dim] of self-attention, in every layer."""
-        return x
+    def rotation(self, positions: Tensor) -> Rotate | None:
+        """What happens to queries and keys [B, T, heads, head_dim] of self-attention in every layer, for
+        tokens at these positions; None: nothing."""
+        return None
 
     def reset_parameters(self) -> None:
         """Draws the position's own parameters anew, with functions of `torch.nn.init` alone, as those of an

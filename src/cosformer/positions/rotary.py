@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.checks import positive, positive_int
-from cosformer.positions.base import Position
+from cosformer.positions.base import Position, Rotate
 from cosformer.positions.registry import register
 from cosformer.positions.sinusoidal import waves
 
@@ -25,9 +25,15 @@ class RotaryPosition(Position):
         if positive_int("head_dim", head_dim) % 2 != 0:
             raise ValueError(f"head_dim must be even for rotary positions, but got {head_dim}.")
         self.base = positive("base", base)
+        self.head_dim = head_dim
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool = False) -> Tensor:
-        angle = waves(positions, x.shape[-1], self.base)[:, :, None]  # (B, T, 1, D/2)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    def rotation(self, positions: Tensor) -> Rotate:
+        angle = waves(positions, self.head_dim, self.base)[:, :, None]  # (B, T, 1, D/2)
+        cos, sin = angle.cos(), angle.sin()
+
+        def rotate(x: Tensor, *, key: bool = False) -> Tensor:
+            c, s = cos.to(x.dtype), sin.to(x.dtype)
+            a, b = x.chunk(2, -1)
+            return torch.cat([a * c - b * s, b * c + a * s], -1)
+
+        return rotate

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cosformer.drawn import Drawn, interval
 from cosformer.ops.checks import positive_int
-from cosformer.positions.base import Position
+from cosformer.positions.base import Position, Rotate
 from cosformer.positions.registry import register
 
 KINDS = ("sine", "conv")
@@ -113,32 +113,43 @@ class StochasticPosition(Position, Drawn):
         other = self.key_filter[..., p.clamp(0, self.taps - 1)] * inside  # (Hk, D, distances, taps)
         return (self.query_filter.unsqueeze(2) * other).sum(-1).unflatten(-1, distance.shape)
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool = False) -> Tensor:
-        heads, dim = x.shape[2:]
-        if dim != self.head_dim or heads % self.num_kv_heads != 0:
-            raise ValueError(
-                f"q and k must have heads of {self.head_dim}, in multiples of {self.num_kv_heads}, for this "
-                f"stochastic position, but got {heads} heads of {dim}."
-            )
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        with torch.autocast(x.device.type, enabled=False):
-            grouped = x.to(wide).unflatten(2, (self.num_kv_heads, -1))  # (B, T, Hk, G, D)
-            turn = self._sine if self.kind == "sine" else self._conv
-            out = turn(grouped, positions, key).flatten(2, 3) * self.realisations**-0.5
-        return out.to(x.dtype)
+    def rotation(self, positions: Tensor) -> Rotate:
+        waves = self._waves(positions) if self.kind == "sine" else None
+
+        def rotate(x: Tensor, *, key: bool = False) -> Tensor:
+            heads, dim = x.shape[2:]
+            if dim != self.head_dim or heads % self.num_kv_heads != 0:
+                raise ValueError(
+                    f"q and k must have heads of {self.head_dim}, in multiples of {self.num_kv_heads}, for "
+                    f"this stochastic position, but got {heads} heads of {dim}."
+                )
+            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+            with torch.autocast(x.device.type, enabled=False):
+                grouped = x.to(wide).unflatten(2, (self.num_kv_heads, -1))  # (B, T, Hk, G, D)
+                out = (
+                    self._conv(grouped, positions, key) if waves is None else self._sine(grouped, waves[key])
+                )
+                out = out.flatten(2, 3) * self.realisations**-0.5
+            return out.to(x.dtype)
+
+        return rotate
 
     def _frequency(self) -> Tensor:
         """In turns a position, between 0 and 1/2."""
         return torch.sigmoid(self.frequency) / 2
 
-    def _sine(self, x: Tensor, positions: Tensor, key: bool) -> Tensor:
-        angle = positions[..., None, None, None].to(x.dtype) * self._frequency().to(x.dtype) * (2 * math.pi)
-        if not key:
-            angle = angle + self.phase.to(x.dtype)
-        wave = torch.cat([angle.cos(), angle.sin()], -1)  # (B, T, Hk, D, 2C)
+    def _waves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[cos, sin] of each sinusoid for queries and for keys, [B, T, Hk, D, 2C]: one for all layers."""
+        wide = torch.float64 if self.phase.dtype == torch.float64 else torch.float32
+        angle = positions[..., None, None, None].to(wide) * self._frequency().to(wide) * (2 * math.pi)
+        turned = angle + self.phase.to(wide)
+        of_queries, of_keys = (torch.cat([x.cos(), x.sin()], -1) for x in (turned, angle))
+        return of_queries, of_keys
+
+    def _sine(self, x: Tensor, waves: Tensor) -> Tensor:
         noise = self.noise.to(x.dtype) * self.gain.to(x.dtype).repeat(1, 1, 2)[..., None]
         # The noise of a position is never formed: waves times x, then one product with all that was drawn.
-        mixed = (x[..., None] * wave.unsqueeze(3)).flatten(-2)  # (B, T, Hk, G, D 2C)
+        mixed = (x[..., None] * waves.to(x.dtype).unsqueeze(3)).flatten(-2)  # (B, T, Hk, G, D 2C)
         return mixed @ noise.flatten(1, 2)
 
     def _conv(self, x: Tensor, positions: Tensor, key: bool) -> Tensor:
