@@ -97,7 +97,8 @@ class Reformer(Attention, Drawn):
             raise ValueError(
                 f"q must have heads of {self.head_dim}, the head_dim of this reformer, but got {q.shape[3]}."
             )
-        rotated = q[:, :, None] @ self.rotations.to(q.dtype)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        rotated = q[:, :, None].to(wide) @ self.rotations.to(wide)
         bucket = torch.cat([rotated, -rotated], -1).argmax(-1)
         if key_mask is not None:
             bucket = bucket.masked_fill(~key_mask[:, None, None], 2 * self.rotations.shape[2])
