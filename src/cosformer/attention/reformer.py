@@ -127,9 +127,11 @@ class Reformer(Attention, Drawn):
         real = None if key_mask is None else key_mask[:, None, :, None]
         outs, totals = [], []
         for r in range(self.rounds):
-            token = F.pad(order[:, :, r], (0, -length % self.chunk), value=-1)
-            own = token.unflatten(2, (-1, self.chunk))  # [B, H, n, m]
-            near = torch.cat([F.pad(own, (0, 0, 1, 0), value=-1)[:, :, :-1], own], 3)
+            size = min(self.chunk, length)
+            token = F.pad(order[:, :, r], (0, -length % size), value=-1)
+            own = near = token.unflatten(2, (-1, size))  # [B, H, n, m]
+            if length > size:
+                near = torch.cat([F.pad(own, (0, 0, 1, 0), value=-1)[:, :, :-1], own], 3)
             seen, times = self._pairs(bucket, rank, own, near, r, causal)
             if real is not None:
                 seen = seen & take(real, near)[..., 0][..., None, :]
