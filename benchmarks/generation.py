@@ -55,6 +55,15 @@ def numbers(p: Parser, name: str, text: str) -> list[int]:
     return found
 
 
+def command(args: argparse.Namespace) -> str:
+    """How to get these figures again; where they were written does not matter for that."""
+    given = {"device": args.device, "contexts": args.contexts, "batches": args.batches, "hidden": args.hidden,
+             "layers": args.layers, "rounds": args.rounds, "threads": args.threads}  # fmt: skip
+    defaults = parser()
+    told = [f"--{k}={v}" for k, v in given.items() if v != defaults.get_default(k)]
+    return shlex.join(["python", "-m", "benchmarks.generation", *told])
+
+
 def measure(args: argparse.Namespace, contexts: list[int], batches: list[int]) -> dict[str, Any]:
     device, sizes, progress = torch.device(args.device), Sizes(args.hidden, args.layers), Progress()
     models = {name: build(name, sizes, max(contexts) + 1024, device) for name in CONTENDERS}
@@ -63,7 +72,7 @@ def measure(args: argparse.Namespace, contexts: list[int], batches: list[int]) -
     data: dict[str, Any] = {
         "format": FORMAT,
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "benchmarks.generation", *sys.argv[1:]]),
+        "command": command(args),
         "hardware": machine.hardware(device),
         "versions": machine.versions() | {"transformers": transformers.__version__},
         "commit": machine.commit(),

@@ -60,7 +60,7 @@ def subquadratic():
                     yield pytest.param((name, parameters), causal, id="-".join(words))
 
 
-@pytest.mark.parametrize(("case", "causal"), subquadratic())
+@pytest.mark.parametrize(("case", "causal"), list(subquadratic()))
 def test_the_cost_is_the_one_claimed(case, causal):
     allowed = EXPONENTS[attention.traits(case[0]).cost]
     short, long = work(case, 1024, causal), work(case, 4096, causal)

@@ -115,6 +115,14 @@ def test_masked_pieces_are_the_masked_whole(case):
     close(torch.cat([first, last], 1), whole)
 
 
+@having(recurrent=True, causal=True, cross=True)
+def test_fewer_queries_behind_a_state_are_aligned_at_the_end(case):
+    run, inputs = build(case), qkv(50)
+    _, state = run(*(x[:, :23] for x in inputs), causal=True, return_state=True)
+    q, k, v = (x[:, 23:] for x in inputs)
+    close(run(q[:, 20:], k, v, causal=True, state=state), run(*inputs, causal=True)[:, 43:])
+
+
 @having(recurrent=True, causal=True)
 def test_states_are_selected_repeated_and_placed(case):
     run, inputs = build(case), qkv(30)

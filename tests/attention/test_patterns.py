@@ -160,6 +160,13 @@ def test_a_state_is_for_causal_calls():
         attention.build("local")(q, q, q, return_state=True)
 
 
+def test_behind_a_state_there_are_as_many_queries_as_keys():
+    q = torch.randn(1, 4, 2, 8)
+    _, state = attention.build("local")(q, q, q, causal=True, return_state=True)
+    with pytest.raises(ValueError, match="queries and keys of different lengths"):
+        attention.build("local")(q[:, 2:], q, q, causal=True, state=state)
+
+
 def test_a_state_is_cut_exactly():
     run = attention.build("longformer", window=6, global_tokens=1)
     q, k, v = (torch.randn(2, 30, 2, 8, dtype=torch.float64) for _ in range(3))

@@ -12,7 +12,18 @@ from cosformer.models import (
     CosformerForConditionalGeneration,
     HorizonError,
 )
-from tests.models.tiny import build, close, having, tokens
+from tests.models.tiny import MECHANISMS, build, close, having, tokens
+
+# Every mechanism that carries a state, in each head that it suits.
+WITH_A_CACHE = pytest.mark.parametrize(
+    ("mechanism", "head"),
+    [
+        (name, head)
+        for name in MECHANISMS
+        for head, needed in ((CosformerForCausalLM, "causal"), (CosformerForConditionalGeneration, "cross"))
+        if attention.traits(name).recurrent and getattr(attention.traits(name), needed)
+    ],
+)
 
 
 def started(mechanism="cosformer", length=9, **changes):
@@ -101,8 +112,7 @@ def test_a_cache_of_keys_is_cut_exactly(mechanism):
         cache.crop(5)
 
 
-@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForConditionalGeneration])
-@having(recurrent=True)
+@WITH_A_CACHE
 def test_rows_are_chosen_and_repeated(mechanism, head):
     """The encoder's memory is chosen with the rest: the source of a call with a cache is not looked at."""
     net = build(head, attention=mechanism, position="learned")
@@ -133,11 +143,8 @@ def test_rows_are_chosen_and_repeated(mechanism, head):
         close(following(more[rows]), wanted[rows])
 
 
-@having(recurrent=True)
-@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForConditionalGeneration])
+@WITH_A_CACHE
 def test_saved_and_loaded(mechanism, head, tmp_path):
-    if head is CosformerForConditionalGeneration and not attention.traits(mechanism).cross:
-        pytest.skip("the mechanism has no cross-attention")
     net = build(head, attention=mechanism, position="rotary", num_decoder_layers=1)
     ids, more = tokens(2, 9), tokens(2, 2)
     encoder_decoder = head is CosformerForConditionalGeneration

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cosformer import attention, positions
+from cosformer import attention, models, positions
 from cosformer.models import (
     CosformerConfig,
     CosformerForCausalLM,
@@ -15,6 +15,17 @@ from cosformer.models import (
     CosformerModel,
 )
 from tests.models.tiny import build, config, tokens
+
+
+def test_public_names():
+    assert sorted(models.__all__) == [
+        "CosformerCache", "CosformerConfig", "CosformerForCausalLM", "CosformerForConditionalGeneration",
+        "CosformerForMaskedLM", "CosformerForSequenceClassification",
+        "CosformerForSequencePairClassification", "CosformerModel", "HorizonError", "PackingCollator",
+        "byte_tokenizer", "token_fields", "train_bpe",
+    ]  # fmt: skip
+    for name in models.__all__:
+        assert getattr(models, name).__doc__, name
 
 
 def test_defaults_make_a_usable_small_model():
@@ -39,6 +50,7 @@ def test_defaults_make_a_usable_small_model():
         ({"attention": "cosfromer"}, "attention must be one of cosformer, "),
         ({"attention_parameters": {"epsilon": 1}}, "attention 'cosformer' has no parameter 'epsilon'"),
         ({"attention_parameters": {"eps": -1}}, "eps must be a positive finite number"),
+        ({"attention_parameters": {"horizon": 50}}, "attention_parameters must not hold horizon"),
         ({"position": "absolute"}, "position must be one of learned, none, rotary, sinusoidal"),
         ({"position": "rotary", "hidden_size": 36}, "head_dim must be even for rotary positions, but got 9"),
         ({"position_parameters": {"base": 2}}, "position 'none' has no parameter 'base'"),
@@ -94,7 +106,7 @@ def test_a_head_that_the_attention_cannot_serve(monkeypatch):
 def test_what_a_configuration_offers_its_attention():
     made = config(max_position_embeddings=50, horizon=70).build_attention()
     assert made.horizon == 70
-    assert config(attention_parameters={"horizon": 99, "eps": 1e-3}).build_attention().horizon == 99
+    assert config(attention_parameters={"eps": 1e-3}).build_attention().eps == 1e-3
     for name in positions.names():
         assert config(position=name).build_position()
 
@@ -135,6 +147,8 @@ def test_calls_that_contradict_themselves():
     for inputs, message in cases:
         with pytest.raises(ValueError, match=re.escape(message)):
             net(ids, **inputs)
+    with pytest.raises(ValueError, match="cu_seqlens must start at 0, but it starts at 3"):
+        build(CosformerForCausalLM, position="learned")(ids, cu_seqlens=torch.tensor([3, 8]))
     with pytest.raises(ValueError, match="cu_seqlens needs a batch of 1"):
         net(tokens(2, 8), cu_seqlens=bounds)
     with pytest.raises(ValueError, match="use_cache=True needs a causal model"):

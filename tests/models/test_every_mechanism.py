@@ -3,6 +3,7 @@ decodes as it reads."""
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cosformer import drawn
 from cosformer.models import CosformerForCausalLM, CosformerForMaskedLM, CosformerForSequenceClassification
@@ -67,6 +68,19 @@ def test_a_classifier_learns(case, tmp_path):
 def causal_if_it_must(case):
     traits = config(attention=case[0], attention_parameters=case[1]).traits
     return {} if traits.bidirectional else {"causal": True}
+
+
+def test_what_was_drawn_is_kept_where_something_beside_it_is_missing(tmp_path):
+    """A file without sigma: it gets its first value again, and the random vectors are those of the file."""
+    net = model(CosformerForCausalLM, ("rfa", {}))
+    net.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    kept = {name: x for name, x in stored.items() if "sigma" not in name}
+    assert len(kept) == len(stored) - 2
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = CosformerForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(again[name], x) for name, x in kept.items())
+    assert all((x == 1).all() for name, x in again.items() if "sigma" in name)
 
 
 @having(causal=True, recurrent=True)

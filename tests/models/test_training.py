@@ -160,6 +160,19 @@ def test_restarts_compile_whole():
     close(step(**batch), net(**batch).logits, 1e-4)
 
 
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_autocast(mechanism):
+    """Half precision around float32 weights: near the float32 loss, all gradients finite."""
+    net = build(CosformerForCausalLM, torch.float32, attention=mechanism, position="rotary").train()
+    batch = counting(4)
+    loss = net(**batch).loss
+    with torch.autocast("cpu", torch.bfloat16):
+        half = net(**batch).loss
+    assert half.dtype == torch.float32
+    close(half, loss, 0.05)
+    assert all(g.isfinite().all() for g in gradients(net, half).values())
+
+
 def test_the_trainer_trains_on_packed_documents(tmp_path):
     """The usual Trainer, our collator, a few steps: the loss falls, and all columns arrive."""
     torch.manual_seed(0)

@@ -83,7 +83,7 @@ class Attention(nn.Module, ABC):
             ),
             (causal, "causal", "causal=True"),
             (not causal, "bidirectional", "causal=False"),
-            (q.shape[1] != k.shape[1] and state is None, "cross", "queries and keys of different lengths"),
+            (q.shape[1] != k.shape[1], "cross", "queries and keys of different lengths"),
             (query_offset is not None, "cross", "query_offset"),
             (key_mask is not None, "key_mask", "key_mask"),
             (cu_seqlens is not None, "cu_seqlens", "cu_seqlens"),

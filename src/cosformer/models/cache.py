@@ -139,10 +139,8 @@ class CosformerCache(Cache):
                 f"attention {config.attention!r} carries no state, so there is nothing to cache: use "
                 "use_cache=False (the text is then computed again for each token)."
             )
-        decoder = config.num_decoder_layers if config.is_encoder_decoder else None
-        count = config.num_hidden_layers if decoder is None else decoder
         croppable = not config.traits.constant_state
-        super().__init__(layers=[StateLayer(croppable) for _ in range(count)])
+        super().__init__(layers=[StateLayer(croppable) for _ in range(layers_that_decode(config))])
         self.attention = config.attention
 
     @property
@@ -211,6 +209,12 @@ class CosformerCache(Cache):
             for name, state in layer.states.items():
                 setattr(layer, name, state.to(device))
         return self
+
+
+def layers_that_decode(config: CosformerConfig) -> int:
+    """The layers that a cache has a state for: all, or those of the decoder."""
+    decoder = config.num_decoder_layers if config.is_encoder_decoder else None
+    return config.num_hidden_layers if decoder is None else decoder
 
 
 def checked(cache: Any, layers: int, name: str) -> CosformerCache:

@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from cosformer.models.base import CosformerPreTrainedModel
-from cosformer.models.cache import CosformerCache
+from cosformer.models.cache import CosformerCache, layers_that_decode
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.model import CosformerModel
@@ -37,7 +37,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             config.causal = None
         super().__init__(config)
         self.encoder = CosformerModel(config.for_head(name, causal=False, is_encoder_decoder=False))
-        layers = config.num_hidden_layers if config.num_decoder_layers is None else config.num_decoder_layers
+        layers = layers_that_decode(config)
         decoder = config.for_head(name, causal=True, is_encoder_decoder=False, num_hidden_layers=layers)
         self.decoder = CosformerModel(decoder, cross_attention=True)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

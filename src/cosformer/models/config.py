@@ -162,6 +162,11 @@ class CosformerConfig(PreTrainedConfig):
                 f"num_key_value_heads must be num_attention_heads {self.num_attention_heads} for attention "
                 f"{self.attention!r}, which has no grouped heads, but got {self.num_key_value_heads}."
             )
+        if "horizon" in (self.attention_parameters or {}):
+            raise ValueError(
+                "attention_parameters must not hold horizon: it is a field of the configuration, which "
+                "caches and positions follow too."
+            )
         # Unknown parameters and wrong values raise here, and not first in a layer.
         with torch.device("meta"):
             self.build_attention()

@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.utils import logging
 
-from cosformer.models.cache import CosformerCache, checked
+from cosformer.models.cache import CosformerCache, checked, layers_that_decode
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 
@@ -30,7 +30,7 @@ class StatefulGenerationMixin(GenerationMixin):
             )
         given = model_kwargs.get("past_key_values")
         if given is not None:
-            checked(given, len(CosformerCache(config).layers), config.attention)
+            checked(given, layers_that_decode(config), config.attention)
             given._is_user_defined = True
             return
         if generation_config.use_cache is False:
@@ -58,7 +58,7 @@ class StatefulGenerationMixin(GenerationMixin):
         new, mask = prepared.get(f"{prefix}input_ids"), prepared.get(f"{prefix}attention_mask")
         new = prepared["inputs_embeds"] if new is None else new
         cache = prepared.get("past_key_values")
-        past = None if cache is None else checked(cache, len(cache.layers), self.config.attention).past
+        past = None if cache is None else cache.past
         length = new.shape[1] + (0 if past is None else past.seen)
         if length > self.config.max_position_embeddings and mask is not None:
             length = int(mask.sum(1).max())  # padding has no position

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cosformer.ops.packing import document_bounds
+
 
 @dataclass(frozen=True)
 class Past:
@@ -136,8 +138,10 @@ def packed(cu_seqlens: Tensor, length: int, rows: tuple[int, int] | None = None)
     bounds = cu_seqlens.to(torch.int64)
     document = torch.searchsorted(bounds, column, right=True) - 1
     sizes = bounds.diff()
-    # Inside a graph the sizes cannot be looked at: the operator does so when it runs.
-    longest = 0 if torch.compiler.is_compiling() else int(sizes.max())
+    longest = 0
+    if not torch.compiler.is_compiling():  # a graph cannot look: the operator does so when it runs
+        document_bounds(cu_seqlens, length)
+        longest = int(sizes.max())
     at = (column - bounds[document.clamp(0, len(sizes) - 1)])[None]
     return Layout(at, torch.zeros_like(sizes), sizes, longest, length, cu_seqlens=cu_seqlens, rows=rows)
 

@@ -9,9 +9,11 @@ from cosformer.positions.registry import register
 
 @register("learned")
 class LearnedPosition(Position):
-    """Args:
-    hidden_size: width of the tokens.
-    max_length: how many positions there are.
+    """Adds a row of a table, learned with the rest.
+
+    Args:
+        hidden_size: width of the tokens.
+        max_length: how many positions there are.
     """
 
     def __init__(self, *, hidden_size: int, max_length: int):

@@ -15,9 +15,11 @@ from cosformer.positions.sinusoidal import waves
 
 @register("rotary")
 class RotaryPosition(Position):
-    """Args:
-    head_dim: size of a head, an even number.
-    base: the slowest pair turns once in about 2 pi base positions.
+    """Turns the heads of queries and keys.
+
+    Args:
+        head_dim: size of a head, an even number.
+        base: the slowest pair turns once in about 2 pi base positions.
     """
 
     def __init__(self, *, head_dim: int, base: float = 10_000.0):

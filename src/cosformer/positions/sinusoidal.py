@@ -24,8 +24,10 @@ def waves(positions: Tensor, width: int, base: float) -> Tensor:
 
 @register("sinusoidal")
 class SinusoidalPosition(Position):
-    """Args:
-    base: the longest wave is 2 pi base.
+    """Adds the paper's table, computed for the positions of the call.
+
+    Args:
+        base: the longest wave is 2 pi base.
     """
 
     def __init__(self, *, base: float = 10_000.0):
