@@ -8,11 +8,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help test demo lint format bench clean
+.PHONY: help test oracles demo lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make test     run the tests             (ARGS=\"-k causal\" goes to pytest)"
+	@echo "make oracles  compare with other people's implementations of the attentions"
 	@echo "make demo     show the operator at work on this machine"
 	@echo "make lint     ruff, format check, mypy"
 	@echo "make format   rewrite the sources as the linter wants them"
@@ -23,6 +24,10 @@ help:
 
 test: $(STAMP)
 	$(RUN) -m pytest $(ARGS)
+
+oracles: $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[oracles]"
+	$(RUN) -m pytest -m oracle $(ARGS)
 
 # Benchmarks run as modules: a script's own folder would come first on the import path, and
 # benchmarks/operator.py would then stand in for the standard library's operator.

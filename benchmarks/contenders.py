@@ -67,6 +67,8 @@ class Contender:
     """Done before the clock starts (only where a part of the work is timed alone)."""
     needs: Callable[[Shape, bool], int] = _needs_nothing
     """Bytes of a forward and backward pass, for those that would not fit."""
+    source: str = "benchmarks.contenders"
+    """The module whose `find` knows this contender, for processes that measure it alone."""
 
     def refuses(self, shape: Shape, mode: str, memory_limit: int) -> str | None:
         """Why this case is left out, or None; a mode it never claimed is left out in silence ('')."""

@@ -7,6 +7,7 @@ mark again. The output and the gradients of q, k and v count: 4 times the bytes 
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import Shape, Work, find
+from benchmarks.contenders import Shape, Work
 from benchmarks.terminal import Progress
 from benchmarks.timing import Case
 
@@ -77,6 +78,7 @@ def _in_new_process(case: Case) -> int:
     sizes = {"batch": shape.batch, "length": shape.length, "heads": shape.heads, "dim": shape.dim}
     wanted = {
         **case.key(),
+        "source": case.contender.source,
         "shape": {**sizes, "dtype": str(shape.dtype).removeprefix("torch.")},
         "threads": torch.get_num_threads(),
     }
@@ -105,7 +107,8 @@ def _case(wanted: dict[str, Any]) -> int:
     of = wanted["shape"]
     dtype = getattr(torch, of.pop("dtype"))
     shape = Shape(**of, dtype=dtype, device=torch.device("cpu"))
-    contender = next(c for c in find(shape)[0] if c.name == wanted["contender"])
+    found, _ = importlib.import_module(wanted["source"]).find(shape)
+    contender = next(c for c in found if c.name == wanted["contender"])
     Work(contender, replace(shape, length=WARM_UP_LENGTH).inputs(), wanted["mode"], PHASE)()
     work = Work(contender, shape.inputs(), wanted["mode"], PHASE)
     gc.collect()

@@ -88,7 +88,7 @@ def _panel(axis: Any, panel: Panel) -> list[End]:
     """Draws everything but the names, and says where those belong."""
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    others = iter(OTHERS * 3)
+    others = iter(_others(len(panel.lines)))
     ends = []
     for line in panel.lines:
         colour = COLOURS.get(line.name) or next(others)
@@ -115,6 +115,16 @@ def _panel(axis: Any, panel: Panel) -> list[End]:
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     return ends
+
+
+def _others(count: int) -> list[Any]:
+    """Colours for those that have none of their own; many lines need more than the palette has."""
+    if count <= len(COLOURS) + len(OTHERS):
+        return [*OTHERS, *list(COLOURS.values())[1:]]
+    import matplotlib
+
+    shades = matplotlib.colormaps["tab20"]
+    return [shades(i % 20) for i in range(count)]
 
 
 def _seconds(value: float, _: object) -> str:

@@ -77,8 +77,8 @@ def _sections(data: dict[str, Any]) -> Iterator[Section]:
         yield _memory(results, mode)
     yield _decoding(results)
     yield from _profiles(data)
-    yield _gate(data)
-    yield _setting(data)
+    yield gate_section(data)
+    yield setting_section(data)
 
 
 def _acceptance(results: Results) -> Section:
@@ -158,7 +158,13 @@ def _decoding(results: Results) -> Section:
     return Section("Decoding", prose, ("position", "time of a token", "interquartile range", "state"), rows)
 
 
-def _gate(data: dict[str, Any]) -> Section:
+GATE = (
+    "Values and gradients against the quadratic form in float64: whoever errs more than twice as much as the "
+    "quadratic form in the same dtype is not timed."
+)
+
+
+def gate_section(data: dict[str, Any], prose: str = GATE) -> Section:
     rows = []
     for verdict in data["gate"]:
         checks = verdict["checks"]
@@ -172,10 +178,6 @@ def _gate(data: dict[str, Any]) -> Section:
                 verdict["verdict"] + (f", not timed: {verdict['reason']}" if "reason" in verdict else ""),
             )
         )
-    prose = (
-        "Values and gradients against the quadratic form in float64: whoever errs more than twice as much "
-        "as the quadratic form in the same dtype is not timed."
-    )
     for name, reason in data["absent"].items():
         prose += f" Not in this run: {name} ({reason})."
     header = ("contender", "largest relative error", "of what is allowed", "verdict")
@@ -200,7 +202,7 @@ def _profiles(data: dict[str, Any]) -> Iterator[Section]:
         yield Section(f"Where the time goes: {profile['case']}", prose, header, rows, brief=False)
 
 
-def _setting(data: dict[str, Any]) -> Section:
+def setting_section(data: dict[str, Any]) -> Section:
     hardware, settings, commit = data["hardware"], data["settings"], data["commit"]
     rows = [_setting_row(*item) for item in hardware.items()]
     rows += [_setting_row(*item) for item in data["versions"].items()]

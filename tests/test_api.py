@@ -21,20 +21,19 @@ def test_names():
     assert sorted(cosformer.__all__) == [
         "CosformerAttention", "CosformerState", "attention", "backends", "cosformer_attention", "positions"
     ]  # fmt: skip
-    assert sorted(cosformer.attention.__all__) == [
-        "Attention", "Cosformer", "Softmax", "State", "Traits", "build", "fit", "names", "parameters",
-        "register", "traits",
-    ]  # fmt: skip
+    mechanisms = [type(cosformer.attention.build(n)).__name__ for n in cosformer.attention.names()]
+    common = ["Attention", "State", "Traits", "build", "fit", "names", "parameters", "register", "traits"]
+    assert sorted(cosformer.attention.__all__) == sorted(common + mechanisms)
     assert sorted(cosformer.positions.__all__) == [
-        "LearnedPosition", "NoPosition", "Position", "RotaryPosition", "SinusoidalPosition", "build", "fit",
-        "names", "parameters", "register",
+        "LearnedPosition", "NoPosition", "Position", "RotaryPosition", "SinusoidalPosition",
+        "StochasticPosition", "build", "fit", "names", "parameters", "register",
     ]  # fmt: skip
     assert sorted(cosformer.ops.__all__) == [
         "BackendStatus", "CosformerState", "backends", "cosformer_attention", "decode_step"
     ]  # fmt: skip
     assert sorted(cosformer.nn.__all__) == [
         "Block", "BlockOutput", "CosformerAttention", "FeedForward", "Memory", "MultiheadAttention",
-        "build_norm",
+        "build_norm", "one_vs_each_loss",
     ]  # fmt: skip
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:

@@ -5,13 +5,25 @@ import torch
 from safetensors.torch import save_file
 from transformers import DynamicCache
 
+from cosformer import attention
 from cosformer.models import (
     CosformerCache,
     CosformerForCausalLM,
     CosformerForConditionalGeneration,
     HorizonError,
 )
-from tests.models.tiny import build, close, having, tokens
+from tests.models.tiny import MECHANISMS, build, close, having, tokens
+
+# Every mechanism that carries a state, in each head that it suits.
+WITH_A_CACHE = pytest.mark.parametrize(
+    ("mechanism", "head"),
+    [
+        (name, head)
+        for name in MECHANISMS
+        for head, needed in ((CosformerForCausalLM, "causal"), (CosformerForConditionalGeneration, "cross"))
+        if attention.traits(name).recurrent and getattr(attention.traits(name), needed)
+    ],
+)
 
 
 def started(mechanism="cosformer", length=9, **changes):
@@ -100,8 +112,7 @@ def test_a_cache_of_keys_is_cut_exactly(mechanism):
         cache.crop(5)
 
 
-@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForConditionalGeneration])
-@having(recurrent=True)
+@WITH_A_CACHE
 def test_rows_are_chosen_and_repeated(mechanism, head):
     """The encoder's memory is chosen with the rest: the source of a call with a cache is not looked at."""
     net = build(head, attention=mechanism, position="learned")
@@ -132,8 +143,7 @@ def test_rows_are_chosen_and_repeated(mechanism, head):
         close(following(more[rows]), wanted[rows])
 
 
-@having(recurrent=True)
-@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForConditionalGeneration])
+@WITH_A_CACHE
 def test_saved_and_loaded(mechanism, head, tmp_path):
     net = build(head, attention=mechanism, position="rotary", num_decoder_layers=1)
     ids, more = tokens(2, 9), tokens(2, 2)

@@ -18,7 +18,7 @@ def model(mechanism, **changes):
 
 @pytest.mark.parametrize("target", PADDINGS.values(), ids=PADDINGS)
 @pytest.mark.parametrize("source", PADDINGS.values(), ids=PADDINGS)
-@having(cross=True, key_mask=True)
+@having(cross=True, causal=True, key_mask=True)
 def test_padding_on_either_side(mechanism, source, target):
     net = model(mechanism)
     ids, mask, rows = padded_batch(source)
@@ -32,7 +32,7 @@ def test_padding_on_either_side(mechanism, source, target):
         close(out[i][given_mask[i].bool()], alone)
 
 
-@having(cross=True, key_mask=True)
+@having(cross=True, causal=True, key_mask=True)
 def test_gradients_of_a_padded_batch(mechanism):
     net = model(mechanism)
     ids, mask, rows = padded_batch(PADDINGS["everywhere"])

@@ -15,6 +15,13 @@ from cosformer.models import (
 )
 from tests.models.tiny import MECHANISMS, build, close, config, gradients, tokens
 
+# Those that every head can take; test_every_mechanism.py trains the others in the heads that suit them.
+ABLE = [
+    name
+    for name in MECHANISMS
+    if all(getattr(attention.traits(name), trait) for trait in ("causal", "bidirectional", "cross"))
+]
+
 
 def counting(batch):
     """Text that counts up from anywhere: each token says which comes next."""
@@ -65,20 +72,18 @@ LESSONS = [
 ]
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", ABLE)
 @pytest.mark.parametrize(
     ("head", "task", "settings", "goal"),
     LESSONS,
     ids=[f"{head.__name__}-{settings.get('pooling', '')}" for head, _, settings, _ in LESSONS],
 )
 def test_every_head_learns(head, task, settings, goal, mechanism):
-    if head is CosformerForCausalLM and not attention.traits(mechanism).causal:
-        pytest.skip("not a causal mechanism")
     torch.manual_seed(0)
     net = head(config(attention=mechanism, position="learned", initializer_range=0.05, **settings)).train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
     losses = []
-    for _ in range(400):
+    for _ in range(1000):
         loss = net(**task(32)).loss
         optimizer.zero_grad()
         loss.backward()
@@ -87,14 +92,14 @@ def test_every_head_learns(head, task, settings, goal, mechanism):
         if len(losses) >= 10 and sum(losses[-10:]) / 10 < goal:
             break
     assert losses[0] > 2 * goal
-    assert sum(losses[-10:]) / 10 < goal, losses[::40]
+    assert sum(losses[-10:]) / 10 < goal, losses[::100]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize(
     ("head", "task"), [(CosformerForCausalLM, counting), (CosformerForConditionalGeneration, copied)]
 )
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("mechanism", ABLE)
 def test_checkpointing_gives_equal_gradients(mechanism, head, task, reentrant):
     net = build(head, attention=mechanism, position="rotary").train()
     batch = task(3)

@@ -80,7 +80,7 @@ def test_large_positions_keep_their_angles_in_half_precision():
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("absolute", {}, "position must be one of learned, none, rotary, sinusoidal"),
+        ("absolute", {}, "position must be one of learned, none, rotary, sinusoidal, stochastic"),
         ("rotary", {"head_dim": 7}, "head_dim must be even"),
         ("rotary", {}, "position 'rotary' needs a value for head_dim"),
         ("rotary", {"head_dim": 8, "base": 0}, "base must be a positive finite number"),

@@ -53,7 +53,7 @@ class Attention(nn.Module, ABC):
     Layout of the operator: q [B, Tq, H, D], k [B, Tk, Hk, D], v [B, Tk, Hk, Dv], out [B, Tq, H, Dv].
     """
 
-    traits: ClassVar[Traits]
+    traits: Traits  # of the class; an object whose parameters take something away has its own
     state_type: ClassVar[type | None] = None
     name: ClassVar[str]
 
@@ -76,24 +76,24 @@ class Attention(nn.Module, ABC):
         """
         self._check(q, k, v)
         for asked, trait, what in (
-            (causal, "causal", "causal=True"),
-            (not causal, "bidirectional", "causal=False"),
-            (q.shape[1] != k.shape[1] and state is None, "cross", "queries and keys of different lengths"),
-            (query_offset is not None, "cross", "query_offset"),
-            (key_mask is not None, "key_mask", "key_mask"),
-            (cu_seqlens is not None, "cu_seqlens", "cu_seqlens"),
-            (state is not None or return_state, "recurrent", "state or return_state"),
             (
                 cu_seqlens is not None and (state is not None or return_state),
                 "packed_state",
                 "a state together with cu_seqlens",
             ),
+            (causal, "causal", "causal=True"),
+            (not causal, "bidirectional", "causal=False"),
+            (q.shape[1] != k.shape[1], "cross", "queries and keys of different lengths"),
+            (query_offset is not None, "cross", "query_offset"),
+            (key_mask is not None, "key_mask", "key_mask"),
+            (cu_seqlens is not None, "cu_seqlens", "cu_seqlens"),
+            (state is not None or return_state, "recurrent", "state or return_state"),
             (q.shape[2] != k.shape[2], "grouped_heads", f"{k.shape[2]} key heads for {q.shape[2]} heads"),
         ):
             if asked and not getattr(self.traits, trait):
                 raise ValueError(
                     f"attention {self.name!r} cannot serve this call: {what} was asked for, but its trait "
-                    f"{trait} is False. attention.traits({self.name!r}) says what it can do."
+                    f"{trait} is False. Its `traits` say what it can do."
                 )
         if state is not None and not isinstance(state, self.state_type or ()):
             wanted = "none" if self.state_type is None else self.state_type.__name__

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Cost = Literal["linear", "log-linear", "quadratic"]
+Reads = Literal["qkv", "qv", "v"]
+Cost = Literal["linear", "log-linear", "length^1.5", "quadratic"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Traits:
         packed_state: states come and go for each document of a packed row.
         constant_state: the state is as large after a million tokens as after one.
         grouped_heads: a key head may serve several query heads.
+        random: it works with numbers that are drawn, and not learned.
+        reads: which of q, k and v have a part in the output; modules project no others.
     """
 
     paper: str
@@ -35,6 +38,8 @@ class Traits:
     packed_state: bool
     constant_state: bool
     grouped_heads: bool
+    random: bool = False
+    reads: Reads = "qkv"
 
     def __post_init__(self) -> None:
         if not (self.causal or self.bidirectional):

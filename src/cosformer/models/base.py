@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cosformer.attention import Attention
 from cosformer.models.config import CosformerConfig
 from cosformer.nn import Block, FeedForward, MultiheadAttention, build_norm
+from cosformer.positions import Position
 
 
 class CosformerLayer(GradientCheckpointingLayer, Block):
@@ -51,7 +52,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | Position):
             module.reset_parameters()
 
     @classmethod

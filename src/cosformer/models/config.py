@@ -4,6 +4,7 @@ import copy
 import difflib
 from typing import Any, ClassVar
 
+import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cosformer import attention, positions
@@ -13,6 +14,7 @@ from cosformer.ops.checks import positive, positive_int
 from cosformer.positions import Position
 
 POOLING = ("cls", "mean", "max")
+HEAD_LOSSES = ("cross_entropy", "one_vs_each")
 # What transformers itself hands to a configuration beside its fields.
 _FOREIGN = {
     "attn_implementation", "auto_map", "experts_implementation", "loss_type", "model_type", "name_or_path",
@@ -49,6 +51,10 @@ class CosformerConfig(PreTrainedConfig):
         pooling: "cls" (the first token), "mean" or "max", for classification.
         classifier_dropout: on what the classifier reads.
         initializer_range: standard deviation of the initial weights.
+        head_loss: what language models learn by: "cross_entropy", or "one_vs_each" (Titsias, 2016), a bound
+            of it for large vocabularies. In evaluation the loss is the cross entropy either way.
+        loss_samples: classes that one_vs_each compares a label with at each step, in place of all; the
+            logits of the others are then not computed while training, and outputs.logits is None.
         use_cache: carry a state from call to call in generation.
         tie_word_embeddings: one matrix for tokens in and out.
     """
@@ -79,6 +85,8 @@ class CosformerConfig(PreTrainedConfig):
     pooling: str = "mean"
     classifier_dropout: float = 0.0
     initializer_range: float = 0.02
+    head_loss: str = "cross_entropy"
+    loss_samples: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 256
@@ -126,6 +134,12 @@ class CosformerConfig(PreTrainedConfig):
         self._one_of("feed_forward", feedforward.KINDS)
         self._one_of("norm", norm.KINDS)
         self._one_of("pooling", POOLING)
+        self._one_of("head_loss", HEAD_LOSSES)
+        if self.loss_samples is not None:
+            if self.head_loss != "one_vs_each":
+                raise ValueError('loss_samples is for head_loss="one_vs_each": leave it out, or choose that.')
+            if positive_int("loss_samples", self.loss_samples) < 2:
+                raise ValueError("loss_samples must be at least 2: one of them may be the label itself.")
         for name in ("dropout", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}.")
@@ -154,8 +168,9 @@ class CosformerConfig(PreTrainedConfig):
                 "caches and positions follow too."
             )
         # Unknown parameters and wrong values raise here, and not first in a layer.
-        self.build_attention()
-        self.build_position()
+        with torch.device("meta"):
+            self.build_attention()
+            self.build_position()
 
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
         if getattr(self, name) not in known:
@@ -169,8 +184,9 @@ class CosformerConfig(PreTrainedConfig):
 
     @property
     def traits(self) -> Traits:
-        """What the attention can do."""
-        return attention.traits(self.attention)
+        """What the attention can do with these parameters."""
+        with torch.device("meta"):  # nothing is drawn or filled
+            return self.build_attention().traits
 
     @property
     def head_dim(self) -> int:
@@ -193,6 +209,7 @@ class CosformerConfig(PreTrainedConfig):
             self.position,
             self.position_parameters or {},
             hidden_size=self.hidden_size,
+            num_kv_heads=self.num_key_value_heads,
             head_dim=self.head_dim,
             max_length=self.max_position_embeddings,
         )

@@ -12,6 +12,7 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.layout import unpredictable
 from cosformer.models.model import CosformerModel
+from cosformer.nn import one_vs_each_loss
 
 
 class _LanguageModel(CosformerPreTrainedModel):
@@ -25,6 +26,31 @@ class _LanguageModel(CosformerPreTrainedModel):
         self.model = CosformerModel(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def _logits_and_loss(
+        self, hidden: Tensor, keep: slice | Tensor, labels: Tensor | None, kwargs: dict[str, Any]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Of hidden states [B, T, C]; logits for the columns to keep, None where the loss needs none."""
+        config, pairs = self.config, self.training and self.config.head_loss == "one_vs_each"
+        if labels is not None and pairs:
+            every = isinstance(keep, slice) and keep == slice(0, None)
+            if not every:
+                raise ValueError("logits_to_keep must be left out where head_loss is one_vs_each.")
+            shift = int(self.causal)  # the target of a column is its own token, or the next one
+            loss = one_vs_each_loss(
+                hidden[:, : hidden.shape[1] - shift],
+                self.lm_head.weight,
+                labels[:, shift:],
+                samples=config.loss_samples,
+                num_items=kwargs.get("num_items_in_batch"),
+            )
+            return (self.lm_head(hidden) if config.loss_samples is None else None), loss
+        logits = self.lm_head(hidden[:, keep])
+        if labels is None:
+            return logits, None
+        return logits, self.loss_function(
+            logits=logits, labels=labels, vocab_size=config.vocab_size, **_for_loss(kwargs)
+        )
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -70,15 +96,11 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             output_attentions=kwargs.get("output_attentions"),
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, keep])
-        loss = None
         if labels is not None:
             hidden = unpredictable(labels, attention_mask, position_ids, cu_seqlens)
             if hidden is not None:
                 labels = labels.masked_fill(hidden, -100)
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **_for_loss(kwargs)
-            )
+        logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, labels, kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -114,12 +136,7 @@ class CosformerForMaskedLM(_LanguageModel):
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
         )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **_for_loss(kwargs)
-            )
+        logits, loss = self._logits_and_loss(outputs.last_hidden_state, slice(0, None), labels, kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 

@@ -39,6 +39,7 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         super().__init__(config.for_head(type(self).__name__, causal=None))
         config = self.config
+        self.traits = config.traits
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = config.build_position()
         self.dropout = nn.Dropout(config.dropout)
@@ -143,7 +144,7 @@ class CosformerModel(CosformerPreTrainedModel):
             return checked(given, len(self.layers), config.attention)
         if use_cache is None:
             use_cache = (
-                config.use_cache and bool(config.causal) and config.traits.recurrent and not self.training
+                config.use_cache and bool(config.causal) and self.traits.recurrent and not self.training
             )
         if not use_cache:
             return None

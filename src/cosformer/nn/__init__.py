@@ -5,6 +5,7 @@ from cosformer.nn.block import Block, BlockOutput, Memory
 from cosformer.nn.feedforward import FeedForward
 from cosformer.nn.multihead import MultiheadAttention
 from cosformer.nn.norm import build_norm
+from cosformer.nn.one_vs_each import one_vs_each_loss
 
 __all__ = [
     "Block",
@@ -14,4 +15,5 @@ __all__ = [
     "Memory",
     "MultiheadAttention",
     "build_norm",
+    "one_vs_each_loss",
 ]

@@ -33,12 +33,20 @@ class MultiheadAttention(Projections):
         causal: bool = False,
         bias: bool = True,
     ):
-        super().__init__(embed_dim, num_heads, kdim=kdim, vdim=vdim, num_kv_heads=num_kv_heads, bias=bias)
         if not isinstance(attention, Attention):
             raise TypeError(
                 "attention must be a mechanism, as cosformer.attention.build makes it, but got "
                 f"{type(attention).__name__}."
             )
+        super().__init__(
+            embed_dim,
+            num_heads,
+            kdim=kdim,
+            vdim=vdim,
+            num_kv_heads=num_kv_heads,
+            bias=bias,
+            reads=attention.traits.reads,
+        )
         self.attention, self.causal = attention, flag("causal", causal)
 
     def forward(
@@ -61,7 +69,7 @@ class MultiheadAttention(Projections):
         """
         q, k, v = self.project(query, key, value)
         if rotate is not None:
-            q, k = rotate(q), rotate(k)
+            q, k = rotate(q), rotate(k, key=True)
         result = self.attention(
             q,
             k,

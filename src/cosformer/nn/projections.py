@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosformer.attention.traits import Reads
 from cosformer.ops.checks import positive_int
 
 
@@ -19,6 +20,7 @@ class Projections(nn.Module):
         kdim, vdim: width of key and value, embed_dim unless given.
         num_kv_heads: key and value heads, num_heads unless given (grouped heads).
         bias: of the projections.
+        reads: which of q, k and v are wanted; what is not is never projected.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Projections(nn.Module):
         vdim: int | None = None,
         num_kv_heads: int | None = None,
         bias: bool = True,
+        reads: Reads = "qkv",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -50,15 +53,16 @@ class Projections(nn.Module):
         self.head_dim = embed_dim // num_heads
         kv_width = self.num_kv_heads * self.head_dim
         like: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        self.q_proj = nn.Linear(embed_dim, embed_dim, **like)
-        self.k_proj = nn.Linear(self.kdim, kv_width, **like)
+        self.q_proj = nn.Linear(embed_dim, embed_dim, **like) if "q" in reads else None
+        self.k_proj = nn.Linear(self.kdim, kv_width, **like) if "k" in reads else None
         self.v_proj = nn.Linear(self.vdim, kv_width, **like)
         self.out_proj = nn.Linear(embed_dim, embed_dim, **like)
 
     def project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The heads of q, k and v. key defaults to query, value to key."""
+        """The heads of q, k and v. key defaults to query, value to key. Where q or k is not wanted, something
+        of its shape stands in its place."""
         if key is None and value is not None:
             raise ValueError("value was given without key: give both, or key alone (value is then the key).")
         key = query if key is None else key
@@ -72,11 +76,10 @@ class Projections(nn.Module):
                 raise TypeError(f"{name} must be a tensor [B, T, {width}], but got {type(x).__name__}.")
             if x.dim() != 3 or x.shape[-1] != width:
                 raise ValueError(f"{name} must have shape [B, T, {width}], but got {list(x.shape)}.")
-        return (
-            self.q_proj(query).unflatten(-1, (self.num_heads, -1)),
-            self.k_proj(key).unflatten(-1, (self.num_kv_heads, -1)),
-            self.v_proj(value).unflatten(-1, (self.num_kv_heads, -1)),
-        )
+        v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, -1))
+        q = (query if self.q_proj is None else self.q_proj(query)).unflatten(-1, (self.num_heads, -1))
+        k = v if self.k_proj is None else self.k_proj(key).unflatten(-1, (self.num_kv_heads, -1))
+        return q, k, v
 
     def merge(self, heads: Tensor) -> Tensor:
         """[B, T, num_heads, head_dim] as [B, T, embed_dim]."""

@@ -6,6 +6,7 @@ from cosformer.positions.none import NoPosition
 from cosformer.positions.registry import build, fit, names, parameters, register
 from cosformer.positions.rotary import RotaryPosition
 from cosformer.positions.sinusoidal import SinusoidalPosition
+from cosformer.positions.stochastic import StochasticPosition
 
 __all__ = [
     "LearnedPosition",
@@ -13,6 +14,7 @@ __all__ = [
     "Position",
     "RotaryPosition",
     "SinusoidalPosition",
+    "StochasticPosition",
     "build",
     "fit",
     "names",

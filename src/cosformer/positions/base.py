@@ -1,10 +1,14 @@
 """What a model is told about positions: something added to the tokens, or something done to q and k."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor, nn
 
-Rotate = Callable[[Tensor], Tensor]
+
+class Rotate(Protocol):
+    """What is done to queries, or to keys (`key`), [B, T, heads, head_dim]."""
+
+    def __call__(self, x: Tensor, *, key: bool = False) -> Tensor: ...
 
 
 class Position(nn.Module):
@@ -22,3 +26,7 @@ class Position(nn.Module):
         """What happens to queries and keys [B, T, heads, head_dim] of self-attention in every layer, for
         tokens at these positions; None: nothing."""
         return None
+
+    def reset_parameters(self) -> None:
+        """Draws the position's own parameters anew, with functions of `torch.nn.init` alone, as those of an
+        attention."""

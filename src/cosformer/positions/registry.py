@@ -34,5 +34,5 @@ def build(name: str, **parameters: Any) -> Position:
 
 def fit(name: str, parameters: Mapping[str, Any], **offered: Any) -> Position:
     """A position inside a model: what `parameters` does not say is taken from what the model offers
-    (hidden_size, head_dim, max_length), where it is asked for."""
+    (hidden_size, num_kv_heads, head_dim, max_length), where it is asked for."""
     return _POSITIONS.build(name, parameters, offered)

@@ -33,7 +33,7 @@ class RotaryPosition(Position):
         angle = waves(positions, self.head_dim, self.base)[:, :, None]  # (B, T, 1, D/2)
         cos, sin = angle.cos(), angle.sin()
 
-        def rotate(x: Tensor) -> Tensor:
+        def rotate(x: Tensor, *, key: bool = False) -> Tensor:
             c, s = cos.to(x.dtype), sin.to(x.dtype)
             a, b = x.chunk(2, -1)
             return torch.cat([a * c - b * s, b * c + a * s], -1)

@@ -1,0 +1,25 @@
+"""The Linear Transformer (Katharopoulos et al., ICML 2020, arXiv:2006.16236, equations 7 and 9):
+
+w_ij = phi(q_i) . phi(k_j),   phi(x) = elu(x) + 1
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosformer.attention.linear_base import LinearAttention, linear_traits
+from cosformer.attention.registry import register
+
+
+@register("linear")
+class Linear(LinearAttention):
+    """Args:
+    eps: lower bound of the denominator.
+    """
+
+    traits = linear_traits("Transformers are RNNs, arXiv:2006.16236")
+
+    def query_features(self, q: Tensor) -> Tensor:
+        return F.elu(q) + 1
+
+    def key_features(self, k: Tensor) -> Tensor:
+        return F.elu(k) + 1

@@ -1,0 +1,151 @@
+"""What linear mechanisms share beside the sums: features in, masks, packed documents, states."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.attention.base import Attention, offset_or_default
+from cosformer.attention.linear_core import LinearState, linear_attention
+from cosformer.attention.traits import Traits
+from cosformer.ops.checks import epsilon
+from cosformer.ops.packing import bundles, document_bounds
+
+
+def linear_traits(paper: str, **changes: Any) -> Traits:
+    """Everything the linear core can do."""
+    able = dict.fromkeys(
+        (
+            "causal", "bidirectional", "cross", "key_mask", "cu_seqlens", "recurrent", "packed_state",
+            "constant_state", "grouped_heads",
+        ),
+        True,
+    )  # fmt: skip
+    return Traits(paper=paper, cost="linear", **able | changes)
+
+
+class LinearAttention(Attention):
+    """A mechanism with weights phi(q_i) . psi(k_j): a subclass says what the features are.
+
+    Args:
+        eps: lower bound of the absolute denominator.
+    """
+
+    state_type = LinearState
+
+    def __init__(self, *, eps: float = 1e-6):
+        super().__init__()
+        self.eps = epsilon(eps)
+
+    @abstractmethod
+    def query_features(self, q: Tensor) -> Tensor:
+        """phi: [B, T, H, D] to [B, T, H, F], in float32 or float64."""
+
+    @abstractmethod
+    def key_features(self, k: Tensor) -> Tensor:
+        """psi: [B, T, Hk, D] to [B, T, Hk, F], in float32 or float64."""
+
+    def feature_dim(self, head_dim: int) -> int:
+        """F for heads of this size."""
+        return head_dim
+
+    def log_decay(self, k: Tensor) -> Tensor | None:
+        """log g [B, T, Hk] of the gate, from the keys; None without one."""
+        return None
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        key_mask: Tensor | None,
+        query_offset: int | None,
+        cu_seqlens: Tensor | None,
+        state: LinearState | None,
+        return_state: bool,
+    ) -> tuple[Tensor, LinearState | None]:
+        if cu_seqlens is not None and key_mask is not None:
+            raise ValueError(
+                "key_mask and cu_seqlens do not go together: a packed row has no padding to hide."
+            )
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        kind = q.dtype
+        # Autocast would sum in half precision, where a thousand tokens are the end of counting by ones.
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, v = (x.to(wide) for x in (q, k, v))
+            if cu_seqlens is not None:
+                out, after = self._packed(q, k, v, cu_seqlens, causal, state)
+            else:
+                offset = offset_or_default(query_offset, q, k, causal)
+                out, after = self._row(q, k, v, key_mask, causal, offset, state)
+        return out.to(kind), after if return_state else None
+
+    def _row(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        causal: bool,
+        offset: int,
+        state: LinearState | None,
+    ) -> tuple[Tensor, LinearState]:
+        hidden = None if key_mask is None else ~key_mask[..., None, None]
+        if hidden is not None:
+            # Before the features, because NaN stays NaN under a weight of zero; after them, because the
+            # features of zero need not be zero.
+            k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+        psi, decay = self.key_features(k), self.log_decay(k)
+        if hidden is not None:
+            psi = psi.masked_fill(hidden, 0)
+            decay = None if decay is None else decay.masked_fill(hidden.squeeze(-1), 0)
+        return linear_attention(
+            self.query_features(q),
+            psi,
+            v,
+            causal=causal,
+            offset=offset,
+            eps=self.eps,
+            log_decay=decay,
+            state=state,
+        )
+
+    def _packed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        causal: bool,
+        state: LinearState | None,
+    ) -> tuple[Tensor, LinearState]:
+        """Short documents side by side as rows of a batch, long ones alone: no sum runs over two of them."""
+        bounds = document_bounds(cu_seqlens, q.shape[1])
+        count = len(bounds) - 1
+        after = state
+        if after is None:
+            like = k.new_empty(1, 0, k.shape[2], self.feature_dim(k.shape[3]))
+            after = LinearState.zeros(like, v, count)
+        if after.batch != count:
+            raise ValueError(f"state must have a row for each of {count} documents, but got {after.batch}.")
+        sums, ones = after.numerator, after.denominator
+        out = q.new_zeros(*q.shape[:3], v.shape[3])
+        for b in bundles(bounds, q.device):
+            came = None if state is None else state.select(b.documents)
+            o, s = self._row(b.take(q), b.take(k), b.take(v), b.real, causal, 0, came)
+            b.put(out, o)
+            sums = sums.index_copy(0, b.documents, s.numerator)
+            ones = ones.index_copy(0, b.documents, s.denominator)
+        sizes = cu_seqlens.to(torch.int64).diff()
+        positions = after.positions + sizes
+        return out, LinearState(sums, ones, positions, int(positions.max()) if count else 0)
+
+    def state_size(
+        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
+    ) -> int:
+        """The numerator and the denominator; the length does not matter."""
+        value_dim = head_dim if value_dim is None else value_dim
+        return num_kv_heads * self.feature_dim(head_dim) * (value_dim + 1)

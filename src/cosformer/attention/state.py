@@ -1,0 +1,56 @@
+"""What the states of the mechanisms have in common: rows that can be selected, repeated and moved."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.checks import positive_int
+
+T = TypeVar("T", bound="RowState")
+
+
+@dataclass(frozen=True)
+class RowState:
+    """A frozen dataclass of tensors [B, ...] and numbers. A subclass has the fields `positions` [B], where
+    the next token of each row stands, and `seen`, the largest of them."""
+
+    @property
+    def batch(self) -> int:
+        return next(iter(self._tensors().values())).shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self._tensors().values())
+
+    def to(self: T, *args: Any, **kwargs: Any) -> T:
+        """As `Tensor.to`; integers and masks keep their types."""
+        floating = {n: x.to(*args, **kwargs) for n, x in self._tensors().items() if x.is_floating_point()}
+        device = next(iter(floating.values())).device
+        others = {n: x.to(device) for n, x in self._tensors().items() if n not in floating}
+        return dataclasses.replace(self, **floating, **others)
+
+    def select(self: T, rows: Tensor | Sequence[int]) -> T:
+        """The rows of the batch with these numbers, in that order (beam search)."""
+        return self._each(lambda x: x.index_select(0, torch.as_tensor(rows, device=x.device)))
+
+    def repeat(self: T, times: int) -> T:
+        """Each row `times` times in a row: [a, b] becomes [a, a, b, b]."""
+        times = positive_int("times", times)
+        return self._each(lambda x: x.repeat_interleave(times, 0))
+
+    def detach(self: T) -> T:
+        return self._each(Tensor.detach)
+
+    def clone(self: T) -> T:
+        return self._each(Tensor.clone)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: x for name, x in found.items() if isinstance(x, Tensor)}
+
+    def _each(self: T, f: Callable[[Tensor], Tensor]) -> T:
+        return dataclasses.replace(self, **{name: f(x) for name, x in self._tensors().items()})

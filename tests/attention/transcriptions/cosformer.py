@@ -1,0 +1,19 @@
+"""Qin et al., 2022, equation 10, with its square written out."""
+
+import math
+
+import torch
+
+PARAMETERS = [{}, {"horizon": 200.5, "backend": "reference"}]
+
+
+def transcription(mechanism, q, k, v, *, causal, key_mask=None):
+    i, j = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+    seen = (j <= i) if causal else (j >= 0) & (i >= 0)
+    seen = seen[None, None]  # (B, H, i, j)
+    if key_mask is not None:
+        seen = seen & key_mask[:, None, None]
+    weight = torch.einsum("bihd,bjhd->bhij", q.relu(), k.relu())
+    weight = weight * torch.cos(math.pi / 2 * (i - j).double() / mechanism.horizon) * seen
+    total = weight.sum(-1).clamp_min(mechanism.eps)
+    return torch.einsum("bhij,bjhe,bhi->bihe", weight, v, 1 / total)
