@@ -104,7 +104,9 @@ class Work:
             out = self.attend(*self.operands, self.causal)
         if not self.backward:
             return (out,)
-        return (out.detach(), *torch.autograd.grad(out, self.operands, self.grad))
+        # Not every attention reads all three: what has no part has a gradient of zeros.
+        gradients = torch.autograd.grad(out, self.operands, self.grad, materialize_grads=True)
+        return (out.detach(), *gradients)
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:

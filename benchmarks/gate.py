@@ -34,9 +34,13 @@ _JUDGE = Contender("quadratic", "quadratic", quadratic)
 
 
 def errors_of(got: tuple[Tensor, ...], true: tuple[Tensor, ...]) -> list[float]:
-    """Largest error of each part, relative to its largest entry; NaN counts as infinite."""
-    errors = [float((a.double() - b).abs().max() / b.abs().max()) for a, b in zip(got, true, strict=True)]
-    return [math.inf if math.isnan(e) else e for e in errors]
+    """Largest error of each part, relative to its largest entry; NaN counts as infinite, equal as none."""
+    parts = list(zip(got, true, strict=True))
+    errors = [float((a.double() - b).abs().max() / b.abs().max()) for a, b in parts]
+    return [
+        0.0 if torch.equal(a.double(), b) else math.inf if math.isnan(e) else e
+        for e, (a, b) in zip(errors, parts, strict=True)
+    ]
 
 
 def examine(contender: Contender, shape: Shape) -> dict[str, Any]:

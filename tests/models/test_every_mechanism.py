@@ -120,7 +120,7 @@ def test_a_language_model_learns_one_vs_each(head, samples):
 
 
 def model_bound(net, batch):
-    """Equation 5, from the logits: the target of a column is the next token in a causal model."""
+    """The bound, from the logits: the target of a column is the next token in a causal model."""
     logits, labels = net.eval()(batch["input_ids"]).logits, batch["labels"]
     net.train()
     if net.causal:

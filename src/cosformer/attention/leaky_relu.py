@@ -3,7 +3,7 @@
 w_ij = LeakyReLU(q_i) . LeakyReLU(k_j),   o_i = sum_j w_ij v_j / max(|sum_j w_ij|, eps)
 
 Weights may be negative, which is what the ablation is about, and so may their sum. The paper normalises by
-the sum (equation 3) and says nothing of sums near zero; here the absolute sum is bounded below by eps = 1,
+the sum and says nothing of sums near zero; here the absolute sum is bounded below by eps = 1,
 as in the mLSTM (Beck et al., 2024, arXiv:2405.04517), without which a row can be divided by almost nothing.
 Wherever the sum is greater than 1 this is the paper's equation.
 """

@@ -1,5 +1,5 @@
 """Performer (Choromanski et al., ICLR 2021, arXiv:2009.14794), FAVOR+: softmax attention in expectation,
-through positive orthogonal random features (lemma 1, equation 5, section 2.4):
+through positive random features (lemma 1) of orthogonal vectors:
 
 w_ij = phi(q_i) . phi(k_j),   phi(x) = m^(-1/2) exp(w_r . x' - |x'|^2 / 2)_{r = 1..m},   x' = x / D^(1/4)
 

@@ -1,5 +1,5 @@
 """ReLU features without the cosine: the ablation that isolates the paper's re-weighting
-(Qin et al., ICLR 2022, arXiv:2202.08791, Table 1 and section 4.4):
+(Qin et al., ICLR 2022, arXiv:2202.08791, Table 1 and the ablation of the re-weighting):
 
 w_ij = ReLU(q_i) . ReLU(k_j)
 """

@@ -1,5 +1,5 @@
 """Random Feature Attention (Peng et al., ICLR 2021, arXiv:2103.02143): a softmax over directions, through
-random features (equations 4 to 6), and a gate that forgets (section 3.2):
+random features, and a gate that forgets:
 
     gaussian  phi(x) = m^(-1/2) [sin(w_r . x), cos(w_r . x)]_{r = 1..m}     E[w_ij] = exp(-|q - k|^2 / 2)
     arccos    phi(x) = m^(-1/2) [ReLU(w_r . x)]_{r = 1..m}                  the arc-cosine kernel, degree 1

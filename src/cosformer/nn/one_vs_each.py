@@ -1,10 +1,10 @@
 """The one-vs-each loss (Titsias, NeurIPS 2016, arXiv:1609.07410): a softmax for large vocabularies.
 
-With scores f_1 .. f_V and the label y, equation 5 bounds the softmax from below by pairs,
+With scores f_1 .. f_V and the label y, the softmax is bounded from below by pairs,
 
     log p(y) >= sum_{n != y} log sigmoid(f_y - f_n),
 
-with equality for two classes. A sum over classes may be sampled (section 2.3): with S drawn evenly among
+with equality for two classes. A sum over classes may be sampled: with S drawn evenly among
 the others,
 
     (V - 1) / |S| sum_{n in S} log sigmoid(f_y - f_n)

@@ -2,13 +2,13 @@
 attention that never forms its weights.
 
 Each feature d of a head gets noise that is correlated over positions, one process for queries and one for
-keys, and products of the two give back a kernel of the distance (equations 10 to 12):
+keys, and products of the two give back a kernel of the distance:
 
     q^_r(m) = R^(-1/2) sum_d q_d Qbar_d(m, r),   k^_r(n) = R^(-1/2) sum_d k_d Kbar_d(n, r),   r = 1 .. R
     E[q^(m) . k^(n)] = sum_d q_d k_d P_d(m - n)
 
-    sine   P_d(t) = sum_c gain_c^2 cos(2 pi f_c t + phase_c)              (section 2.3, theorem 1)
-    conv   P_d(t) = sum_p a_p b_{p + t}, filters a and b over white noise  (section 2.4)
+    sine   P_d(t) = sum_c gain_c^2 cos(2 pi f_c t + phase_c)
+    conv   P_d(t) = sum_p a_p b_{p + t}, filters a and b over white noise
 
 The noise is drawn once and for all (a cached token must meet the noise of its neighbours), and anew by
 `cosformer.drawn.redraw`; the paper's optional gate is left out.

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-PARAMETERS = [{}, {"horizon": 200.5, "backend": "reference"}]
+PARAMETERS = [{}, {"eps": 0.5, "backend": "reference"}]
 
 
 def transcription(mechanism, q, k, v, *, causal, key_mask=None):

@@ -1,4 +1,4 @@
-"""Qin et al., 2022, Table 1: the paper's equation 3 with ReLU features and no cosine."""
+"""Qin et al., 2022, Table 1: ReLU features, no cosine, weights over their sum."""
 
 import torch
 

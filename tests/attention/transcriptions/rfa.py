@@ -1,4 +1,4 @@
-"""Peng et al., 2021: token by token, the recurrence of section 3.1; with the gate, that of section 3.2."""
+"""Peng et al., 2021: token by token, the recurrence of S and z; with the gate, its recurrence."""
 
 import torch
 
