@@ -47,7 +47,7 @@ def test_defaults_make_a_usable_small_model():
         ({"num_decoder_layers": -1}, "num_decoder_layers must be a positive int"),
         ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads 3"),
         ({"vocab_size": "many"}, "vocab_size must be a positive int"),
-        ({"attention": "cosfromer"}, "attention must be one of cosformer, "),
+        ({"attention": "cosfromer"}, "attention must be one of bigbird, cosformer, "),
         ({"attention_parameters": {"epsilon": 1}}, "attention 'cosformer' has no parameter 'epsilon'"),
         ({"attention_parameters": {"eps": -1}}, "eps must be a positive finite number"),
         ({"attention_parameters": {"horizon": 50}}, "attention_parameters must not hold horizon"),
@@ -98,7 +98,7 @@ def test_a_head_that_the_attention_cannot_serve(monkeypatch):
                 continue
             head = CosformerForCausalLM if trait == "causal" else CosformerForMaskedLM
             with pytest.raises(
-                ValueError, match=f"that is {trait}, and 'softmax' is not: choose one of cosformer"
+                ValueError, match=f"that is {trait}, and 'softmax' is not: choose one of bigbird, cosformer"
             ):
                 head(config(attention="softmax"))
 
