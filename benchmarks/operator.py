@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import decoding, machine, memory
+from benchmarks import decoding, gpu_report, machine, memory
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work, find
 from benchmarks.gate import admit
 from benchmarks.plot import draw
@@ -169,7 +169,7 @@ def measure(args: argparse.Namespace, shape: Shape, lengths: list[int], progress
 
 def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
     """The promises made for a GPU have shapes of their own: lengths, heads and batch are not asked."""
-    from benchmarks import gpu, gpu_report
+    from benchmarks import gpu
 
     shape = replace(shape, heads=gpu.HEADS, dtype=torch.bfloat16)
     data = new_record(shape, list(gpu.LENGTHS), [], {})
@@ -177,9 +177,14 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
     data["gpu"] = gpu.measure(shape, args.seconds or 0.12, Progress())
     stem = f"operator-cuda-{data['date'][:10].replace('-', '')}"
     (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
-    (folder / f"{stem}.md").write_text(gpu_report.to_markdown(data))
     print(gpu_report.to_terminal(data) + "\n")
     print(folder / f"{stem}.json")
+    write_gpu(data, folder, stem)
+
+
+def write_gpu(data: dict[str, Any], folder: Path, stem: str) -> None:
+    (folder / f"{stem}.md").write_text(gpu_report.to_markdown(data))
+    print(folder / f"{stem}.md")
 
 
 def write(data: dict[str, Any], folder: Path, stem: str) -> None:
@@ -199,7 +204,7 @@ def earlier(p: Parser, path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
         p.error(f"--render {path} cannot be read as JSON")
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if not isinstance(data, dict) or data.get("format") not in (FORMAT, gpu_report.FORMAT):
         p.error(f"--render {path} is not a record of this benchmark")
     return data
 
@@ -220,6 +225,9 @@ def main() -> None:
     args = p.parse_args()
     if args.render:
         data = earlier(p, args.render)
+        if data["format"] == gpu_report.FORMAT:
+            write_gpu(data, folder_for(p, args.out or args.render.parent), args.render.stem)
+            return
         write(data, folder_for(p, args.out or args.render.parent), args.render.stem)
         return
     p.need_cosformer()

@@ -13,7 +13,7 @@ from cosformer.models import (
     CosformerForSequencePairClassification,
     PackingCollator,
 )
-from tests.models.tiny import MECHANISMS, build, close, config, gradients, tokens
+from tests.models.tiny import MECHANISMS, build, close, config, gradients, having, tokens
 
 # Those that every head can take; test_every_mechanism.py trains the others in the heads that suit them.
 ABLE = [
@@ -160,7 +160,7 @@ def test_restarts_compile_whole():
     close(step(**batch), net(**batch).logits, 1e-4)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@having(causal=True)
 def test_autocast(mechanism):
     """Half precision around float32 weights: near the float32 loss, all gradients finite."""
     net = build(CosformerForCausalLM, torch.float32, attention=mechanism, position="rotary").train()

@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -93,14 +94,18 @@ def _run_triton(r: Request) -> Result:
     return _run_op(triton_attention, r)
 
 
-# Looked up once: torch.compile cannot trace the questions, only the answers. Triton's interpreter runs
-# kernels on the CPU, far too slow to serve and good enough to test.
-_TRITON = importlib.util.find_spec("triton") is not None
+# Triton's interpreter runs kernels on the CPU: far too slow to serve, and good enough to test.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def _no_triton() -> str | None:
-    if not _TRITON:
+    # torch.compile cannot trace the question; it needs Triton itself, wherever there is a GPU.
+    if not torch.compiler.is_compiling() and not _has_triton():
         return "the package triton is not installed (pip install triton; CUDA builds of PyTorch bring it)"
     if not _INTERPRETED and not torch.cuda.is_available():
         return "there is no CUDA GPU that PyTorch can use"
