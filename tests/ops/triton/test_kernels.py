@@ -119,6 +119,21 @@ def test_compiles_whole_with_lengths_that_change(causal):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_gradients_where_nothing_was_kept(causal):
+    """A forward that was not asked to keep anything may be differentiated all the same."""
+    from cosformer.ops.triton.op import triton_backward, triton_forward
+
+    q, k, v, grad = (torch.randn(1, 20, 1, 16, device=DEVICE) for _ in range(4))
+    found = []
+    for keep in (True, False):
+        settings = (causal, 0, 40.0, 1e-6)
+        out, d, kept, _, _ = triton_forward(q, k, v, *[None] * 5, *settings, False, keep)
+        found.append(triton_backward(grad, None, None, q, k, v, out, d, kept, *[None] * 5, *settings))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert found[0][0].abs().max() > 0
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_opcheck(causal):
     from cosformer.ops.triton.op import triton_forward
 

@@ -60,13 +60,13 @@ def backward(
     kept: State | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
     positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
-    """dq, dk, dv, and the gradient of the state that came in."""
+    """dq, dk, dv, and the gradient of the state that came in. Without `kept` its sum is made again."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     run = Kernels(tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
     if not causal:
         queries, keys = slice(0, q.shape[1]), slice(0, k.shape[1])
-        run.apply("dq", queries, kept)
+        run.apply("dq", queries, run.total("o", keys, came) if kept is None else kept)
         r = run.total("dv", queries, grad_state)
         run.apply("dk", keys, r)
         run.apply("dv", keys, r)
