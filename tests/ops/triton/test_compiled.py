@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a block may use
-SPILLED = 1024  # bytes of stack a thread may need: a fifth of what it holds, served by the first cache
+SPILLED = {64: 256, 128: 1024}  # bytes of stack a thread may need beside the 1,020 of its registers
 
 # In a process of its own: here the kernels may have been made for the interpreter.
 COMPILE = """
@@ -57,4 +57,4 @@ def test_every_chip(capability, dim):
     for line in lines:
         *_, stack, shared = line.split()
         assert int(shared) <= SHARED[capability] * 1024, line
-        assert int(stack) <= SPILLED, line
+        assert int(stack) <= SPILLED[dim], line

@@ -11,7 +11,11 @@ from tests.ops.cases import distance, make
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
+import triton
+import triton.language as tl
+
 from cosformer.ops.triton import pieces
+from cosformer.ops.triton.rows import phases
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -51,6 +55,25 @@ def assert_right(case, dtype, floor=None):
         assert ours[name].isfinite().all(), name
         errors = [distance(p[name], truth) for p in plain if p[name].isfinite().all()]
         assert not errors or distance(ours[name], truth) <= 2 * max(*errors, floor), name
+
+
+@triton.jit
+def write_phases(C, S, first, horizon, N: tl.constexpr):
+    n = tl.arange(0, N)
+    c, s = phases(first + n, horizon)
+    tl.store(C + n, c)
+    tl.store(S + n, s)
+
+
+@pytest.mark.parametrize(
+    ("first", "horizon"), [(0, 1023.0), (-1023, 1023.0), (0, 1500.5), (10**6, 1001023.0)]
+)
+def test_phases(first, horizon):
+    c, s = (torch.empty(1024, device=DEVICE) for _ in range(2))
+    write_phases[(1,)](c, s, first, horizon, N=1024)
+    angle = torch.arange(first, first + 1024, dtype=torch.float64) * (torch.pi / 2 / horizon)
+    assert (c.cpu() - angle.cos()).abs().max() <= 2e-7
+    assert (s.cpu() - angle.sin()).abs().max() <= 2e-7
 
 
 @pytest.fixture(params=["whole", "pieces"])

@@ -27,7 +27,7 @@ import triton.language as tl
 
 @triton.jit
 def phases(position, horizon):
-    """cos and sin of (pi/2) x for x = position / M in [-1, 1], to 1e-7: polynomials in x^2 on [0, 1/2],
+    """cos and sin of (pi/2) x for x = position / M in [-1, 1], to 2e-7: polynomials in x^2 on [0, 1/2],
     fitted at Chebyshev's nodes, the other half by symmetry. The hardware's own sine is fast but far
     from fp32; tl.sin is right but slow."""
     x = tl.div_rn(position.to(tl.float32), horizon + tl.zeros_like(position).to(tl.float32))
