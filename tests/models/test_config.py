@@ -125,6 +125,20 @@ def test_every_shape_of_a_block(norm, feed_forward, pre_norm):
     assert not [n for n, _ in net.named_parameters() if n.endswith("proj.bias")]
 
 
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.rand(1, 4), "input_ids must be integers, but got torch.float32"),
+        (torch.tensor([[2, 64]]), "input_ids must be from 0 to 63, the model's vocabulary, but got 64"),
+        (torch.tensor([[2, -1]]), "input_ids must be from 0 to 63, the model's vocabulary, but got -1"),
+    ],
+)
+def test_tokens_of_another_model(ids, message):
+    with pytest.raises(ValueError, match="input_ids") as caught:
+        build(CosformerForCausalLM)(ids)
+    assert message in str(caught.value)
+
+
 def test_calls_that_contradict_themselves():
     net = build(CosformerForCausalLM)
     ids, bounds = tokens(1, 8), torch.tensor([0, 3, 8])

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import can_return_tuple, logging
@@ -86,9 +87,7 @@ class CosformerModel(CosformerPreTrainedModel):
         """
         if output_attentions:
             raise ValueError("output_attentions is not to be had: the weights are never formed.")
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds, and not both.")
-        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        x = self._embed(input_ids, inputs_embeds)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)
         layout = self._layout(x, attention_mask, position_ids, cu_seqlens, cache)
@@ -136,6 +135,26 @@ class CosformerModel(CosformerPreTrainedModel):
             past_key_values=cache,
             hidden_states=tuple(hidden) if output_hidden_states else None,
         )
+
+    def _embed(self, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
+        if ids is None and embedded is not None:
+            return embedded
+        if ids is None or embedded is not None:
+            raise ValueError("give either input_ids or inputs_embeds, and not both.")
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"input_ids must be integers, but got {ids.dtype}; embeddings go to inputs_embeds."
+            )
+        # On a GPU a look at the numbers would wait for the device, and a graph cannot look.
+        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+            least, most = (int(n) for n in ids.aminmax())
+            size = self.embed_tokens.num_embeddings
+            if least < 0 or most >= size:
+                raise ValueError(
+                    f"input_ids must be from 0 to {size - 1}, the model's vocabulary, but got "
+                    f"{least if least < 0 else most}: the tokenizer belongs to another model."
+                )
+        return self.embed_tokens(ids)
 
     def _cache(self, given: Any, use_cache: bool | None) -> CosformerCache | None:
         """The cache to read and write, or None."""
