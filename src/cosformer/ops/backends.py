@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from cosformer.ops.reference import reference
 from cosformer.ops.state import CosformerState
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: that would cost more than all checks
 class Request:
     """A call of `cosformer_attention` after validation. Defaults are filled in but for `horizon`, where
     None still means max(Tq, Tk)."""
@@ -63,15 +64,19 @@ def _run_reference(r: Request) -> Result:
     return reference(**(r.__dict__ | {"horizon": length_or(r.horizon, r.q, r.k)}))
 
 
-def _run_op(attention: Callable[..., tuple[Tensor, ...]], r: Request) -> Result:
+def _run_op(attention: Callable[..., Any], r: Request) -> Result:
     """A call of one of the library's ops (custom_op.py)."""
     s = r.state
     positions = None if s is None else s.positions
     if r.return_state and positions is None:  # a state counts from the first key: fix the origin there
         rows = r.q.shape[0] if r.cu_seqlens is None else r.cu_seqlens.shape[0] - 1
         positions = r.q.new_zeros(rows, dtype=torch.int64)
-    inputs = (r.q, r.k, r.v) if s is None else (r.q, r.k, r.v, s.numerator, s.denominator)
-    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    keep = torch.is_grad_enabled() and (
+        r.q.requires_grad
+        or r.k.requires_grad
+        or r.v.requires_grad
+        or (s is not None and (s.numerator.requires_grad or s.denominator.requires_grad))
+    )
     out, _, _, numerator, denominator = attention(
         r.q, r.k, r.v, r.key_mask, r.cu_seqlens, None if s is None else s.numerator,
         None if s is None else s.denominator, positions, r.causal, r.query_offset, r.horizon, r.eps,
@@ -103,7 +108,13 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+# GPUs that were found able, so that nobody asks again in every call.
+_able: set[torch.device] = set()
+
+
 def _no_triton() -> str | None:
+    if _able:
+        return None
     # torch.compile cannot trace the question; it needs Triton itself, wherever there is a GPU.
     if not torch.compiler.is_compiling() and not _has_triton():
         return "the package triton is not installed (pip install triton; CUDA builds of PyTorch bring it)"
@@ -114,12 +125,15 @@ def _no_triton() -> str | None:
 
 def _not_for_triton(r: Request) -> list[str]:
     reasons = []
-    if r.q.device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(r.q.device)
+    device = r.q.device
+    if device.type == "cuda" and device not in _able:
+        gpu = torch.cuda.get_device_properties(device)
         if gpu.major < 8:
             reasons.append(f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}, and 8.0 is needed")
-    elif not _INTERPRETED:
-        reasons.append(f"the tensors are on {r.q.device.type}, and it runs on CUDA GPUs")
+        elif not torch.compiler.is_compiling():
+            _able.add(device)
+    elif device.type != "cuda" and not _INTERPRETED:
+        reasons.append(f"the tensors are on {device.type}, and it runs on CUDA GPUs")
     if r.q.dtype == torch.float64:
         reasons.append("it does not compute in torch.float64")
     return reasons

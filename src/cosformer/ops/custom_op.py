@@ -15,21 +15,28 @@ from torch._library.custom_ops import CustomOpDef
 from cosformer.ops.angles import length_or
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Results = tuple[Tensor | None, ...]  # None for an empty one
 Shape = tuple[int, ...]
 
 
 def define(
     name: str,
-    forward: Callable[..., Outputs],
-    backward: Callable[..., Outputs],
+    forward: Callable[..., Results],
+    backward: Callable[..., Results],
     shapes: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int, bool], tuple[Shape, Shape]],
-) -> tuple[Callable[..., Outputs], CustomOpDef, CustomOpDef]:
+) -> tuple[Callable[..., Results], CustomOpDef, CustomOpDef]:
     """Registers `cosformer::{name}_forward` and `cosformer::{name}_backward`; returns the function that
     calls them, differentiable wherever it is called from, and the two ops.
 
     `forward` and `backward` take the arguments of the ops below; `shapes`(q, k, v, cu_seqlens, causal,
     offset, keep) are those of the denominator and of what is kept for the backward.
     """
+
+    def run_forward(*inputs: Any) -> Results:
+        return _exactly(forward, inputs, q=0, horizon=10)
+
+    def run_backward(*inputs: Any) -> Results:
+        return _exactly(backward, inputs, q=3, horizon=16)
 
     @torch.library.custom_op(f"cosformer::{name}_forward", mutates_args=())
     def forward_op(
@@ -50,11 +57,10 @@ def define(
     ) -> Outputs:
         """out, d, what is kept for the backward (nothing unless asked), and the outgoing numerator and
         denominator (empty unless needed)."""
-        with torch.autocast(q.device.type, enabled=False):
-            return forward(
-                q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, causal, offset,
-                length_or(horizon, q, k), eps, need_state, keep,
-            )  # fmt: skip
+        return _filled(run_forward(
+            q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, causal, offset, horizon, eps,
+            need_state, keep,
+        ), q)  # fmt: skip
 
     @forward_op.register_fake
     def _(
@@ -105,11 +111,10 @@ def define(
         eps: float,
     ) -> Outputs:
         """The gradients of q, k, v and of the incoming numerator and denominator (empty without them)."""
-        with torch.autocast(q.device.type, enabled=False):
-            return backward(
-                grad, grad_numerator, grad_denominator, q, k, v, out, den, kept, key_mask, cu_seqlens,
-                numerator, denominator, positions, causal, offset, length_or(horizon, q, k), eps,
-            )  # fmt: skip
+        return _filled(run_backward(
+            grad, grad_numerator, grad_denominator, q, k, v, out, den, kept, key_mask, cu_seqlens, numerator,
+            denominator, positions, causal, offset, horizon, eps,
+        ), q)  # fmt: skip
 
     @backward_op.register_fake
     def _(
@@ -135,7 +140,7 @@ def define(
         dn, dd = (den.new_empty((0,) if x is None else x.shape) for x in (numerator, denominator))
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), dn, dd
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
         *tensors, causal, offset, horizon, eps, need_state, _ = inputs
         out, den, kept, _, _ = output
         ctx.save_for_backward(*tensors, out, den, kept)
@@ -144,20 +149,25 @@ def define(
         ctx.set_materialize_grads(False)  # the kept states have none, and they are large
 
     def gradient(
-        ctx: Any, grad: Tensor | None, _den: Any, _kept: Any, gn: Tensor | None, gd: Tensor | None
-    ) -> tuple[Any, ...]:
+        ctx: Any, grad: Tensor | None, _den: Any, _kept: Any, gn: Tensor | None, gd: Tensor | None,
+        eager: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
         q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, out, den, kept = ctx.saved_tensors
         grad = torch.zeros_like(out) if grad is None else grad
         if gn is None and gd is not None:
             gn = gd.new_zeros((*gd.shape, v.shape[3]))
         if gd is None and gn is not None:
             gd = gn.new_zeros(gn.shape[:-1])
-        transformed = torch._C._are_functorch_transforms_active()
-        call = TransformableBackward.apply if transformed else backward_op
-        dq, dk, dv, dn, dd = call(
+        inputs = (
             grad, gn if ctx.need_state else None, gd if ctx.need_state else None, q, k, v, out, den, kept,
             key_mask, cu_seqlens, numerator, denominator, positions, *ctx.settings,
         )  # fmt: skip
+        if eager:
+            dq, dk, dv, dn, dd = run_backward(*inputs)
+        elif torch._C._are_functorch_transforms_active():
+            dq, dk, dv, dn, dd = TransformableBackward.apply(*inputs)
+        else:
+            dq, dk, dv, dn, dd = backward_op(*inputs)
         if numerator is None:
             dn = dd = None
         return dq, dk, dv, None, None, dn, dd, *[None] * 7
@@ -196,14 +206,59 @@ def define(
         def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             return gradient(ctx, *grads)
 
-    def attention(*inputs: Any) -> Outputs:
+    class Eager(torch.autograd.Function):
+        """The same without the library's dispatch, which takes longer than a short sequence."""
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Results:
+            output = run_forward(*inputs)
+            setup_context(ctx, inputs, output)
+            ctx.mark_non_differentiable(*(x for x in output[1:3] if x is not None))
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            grad, den, kept, gn, gd = grads
+            # Where the gradients shall have gradients, the op says that it has none.
+            return gradient(ctx, grad, den, kept, gn, gd, eager=not torch.is_grad_enabled())
+
+    def attention(*inputs: Any) -> Results:
         if torch._C._are_functorch_transforms_active():
             return Transformable.apply(*inputs)
-        return forward_op(*inputs)
+        if _somebody_watches(inputs):
+            return forward_op(*inputs)
+        return Eager.apply(*inputs) if inputs[-1] else run_forward(*inputs)
 
     forward_op.register_vmap(_vmap(forward_op, tensors=8, cu_seqlens=4))
     backward_op.register_vmap(_vmap(backward_op, tensors=14, cu_seqlens=10))
     return attention, forward_op, backward_op
+
+
+def _somebody_watches(inputs: tuple[Any, ...]) -> bool:
+    """Whether a compiler, a tracer, a mode or a tensor of another class has to see the op."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    q, k, v, *_ = inputs
+    plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and not q.is_meta
+    return not plain or torch._C._len_torch_function_stack() > 0
+
+
+def _exactly(function: Callable[..., Results], inputs: tuple[Any, ...], q: int, horizon: int) -> Results:
+    """`function` of the arguments of an op, with the horizon filled in, and without autocast. `q` and
+    `horizon`: which arguments these are; k follows q."""
+    m = length_or(inputs[horizon], inputs[q], inputs[q + 1])
+    inputs = (*inputs[:horizon], m, *inputs[horizon + 1 :])
+    device = inputs[q].device.type
+    if not torch.is_autocast_enabled(device):
+        return function(*inputs)
+    with torch.autocast(device, enabled=False):
+        return function(*inputs)
+
+
+def _filled(results: Results, q: Tensor) -> Outputs:
+    """An op's results are tensors, empty ones where there are none."""
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return tuple(q.new_empty((0,), dtype=wide) if x is None else x for x in results)  # type: ignore[return-value]
 
 
 def _vmap(op: Any, tensors: int, cu_seqlens: int) -> Any:

@@ -171,32 +171,37 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, state: CosformerState | None
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, but got {x.dtype}.")
         if x.layout != torch.strided:
             raise TypeError(f"{name} must be a dense tensor, but got layout {x.layout}.")
-    for name, x in (("k", k), ("v", v)):
+    batch, tq, heads, dim = q.shape
+    (k_batch, tk, k_heads, k_dim), (v_batch, tv, v_heads, v_dim) = k.shape, v.shape
+    for name, x, size in (("k", k, k_batch), ("v", v, v_batch)):
         if x.dtype != q.dtype:
             raise TypeError(f"{name} must have q's dtype {q.dtype}, but got {x.dtype}; cast one of them.")
         if x.device != q.device:
             raise ValueError(f"{name} must be on q's device {q.device}, but got {x.device}.")
-        if x.shape[0] != q.shape[0]:
-            raise ValueError(
-                f"{name} must have q's batch size {q.shape[0]}, but got {x.shape[0]} (shape {_shape(x)})."
-            )
-    if k.shape[1] != v.shape[1]:
-        raise ValueError(f"v must have k's length {k.shape[1]}, but got {v.shape[1]} (shape {_shape(v)}).")
-    if k.shape[2] != v.shape[2]:
-        raise ValueError(f"v must have k's {k.shape[2]} heads, but got {v.shape[2]} (shape {_shape(v)}).")
-    if k.shape[3] != q.shape[3]:
-        raise ValueError(f"k must have q's head size {q.shape[3]}, but got {k.shape[3]} (shape {_shape(k)}).")
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        for axis, size in (("batch", x.shape[0]), ("number of heads", x.shape[2]), ("head size", x.shape[3])):
-            if size == 0:
-                raise ValueError(f"{name} must have a {axis} of at least 1, but got shape {_shape(x)}.")
-    if q.shape[2] % k.shape[2] != 0:
+        if size != batch:
+            raise ValueError(f"{name} must have q's batch size {batch}, but got {size} (shape {_shape(x)}).")
+    if tk != tv:
+        raise ValueError(f"v must have k's length {tk}, but got {tv} (shape {_shape(v)}).")
+    if k_heads != v_heads:
+        raise ValueError(f"v must have k's {k_heads} heads, but got {v_heads} (shape {_shape(v)}).")
+    if k_dim != dim:
+        raise ValueError(f"k must have q's head size {dim}, but got {k_dim} (shape {_shape(k)}).")
+    for name, x, axis, size in (
+        ("q", q, "batch", batch),
+        ("q", q, "number of heads", heads),
+        ("q", q, "head size", dim),
+        ("k", k, "number of heads", k_heads),
+        ("v", v, "head size", v_dim),
+    ):
+        if size == 0:
+            raise ValueError(f"{name} must have a {axis} of at least 1, but got shape {_shape(x)}.")
+    if heads % k_heads != 0:
         raise ValueError(
-            f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]} (shape {_shape(q)})."
+            f"q must have a multiple of k's {k_heads} heads, but got {heads} (shape {_shape(q)})."
         )
-    if q.shape[1] == 0:
+    if tq == 0:
         raise ValueError(f"q must have a length of at least 1, but got shape {_shape(q)}.")
-    if k.shape[1] == 0 and state is None:
+    if tk == 0 and state is None:
         raise ValueError(
             f"k must have a length of at least 1 where no state is given, but got shape {_shape(k)}."
         )

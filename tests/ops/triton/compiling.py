@@ -52,7 +52,7 @@ class Recorder:
     """Stands in for a kernel and writes down how it is started."""
 
     def __init__(self, kernel: Any, launches: list[Launch]):
-        self.kernel, self.launches = kernel, launches
+        self.kernel, self.launches, self.params = kernel, launches, kernel.params
 
     def __getitem__(self, grid: Any) -> Any:
         def start(*args: Any, **more: Any) -> None:

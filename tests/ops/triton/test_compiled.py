@@ -20,14 +20,15 @@ from cosformer.ops.triton import kernels, run
 from tests.ops.triton.compiling import Recorder, report
 
 launches = []
-for name in ("walk", "ones", "apply", "absorb", "scan", "step"):
+for name in ("walk", "denominators", "weigh", "apply", "absorb", "scan", "step"):
     setattr(kernels, name, Recorder(getattr(kernels, name), launches))
 
 def record(dim, causal, length):
     launches.clear()
     q, k, v, g = (torch.empty(8, length, 16, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
     out, d, state = run.forward(q, k, v, None, None, None, None, causal, 0, float(length), 1e-6, False)
-    run.backward(g, None, q, k, v, out, d, state, None, None, None, None, causal, 0, float(length), 1e-6)
+    kept = state and state.s
+    run.backward(g, None, q, k, v, out, d, kept, None, None, None, None, causal, 0, float(length), 1e-6)
     return list(launches)
 
 capability, dim = int(sys.argv[1]), int(sys.argv[2])

@@ -60,7 +60,7 @@ def assert_right(case, dtype, floor=None):
 @triton.jit
 def write_phases(C, S, first, horizon, N: tl.constexpr):
     n = tl.arange(0, N)
-    c, s = phases(first + n, horizon)
+    c, s = phases(first + n, horizon, tl.float32)
     tl.store(C + n, c)
     tl.store(S + n, s)
 

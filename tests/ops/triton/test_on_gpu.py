@@ -130,14 +130,14 @@ def test_decoding_in_a_cuda_graph():
 
 def test_lengths_do_not_compile_anew():
     from cosformer.ops.triton.apply import apply
-    from cosformer.ops.triton.ones import ones
+    from cosformer.ops.triton.denominators import denominators
     from cosformer.ops.triton.states import absorb, scan
     from cosformer.ops.triton.walk import walk
+    from cosformer.ops.triton.weigh import weigh
 
     def compiled():
-        return sum(
-            len(cache[0]) for f in (walk, ones, apply, absorb, scan) for cache in f.device_caches.values()
-        )
+        kernels = (walk, denominators, weigh, apply, absorb, scan)
+        return sum(len(cache[0]) for f in kernels for cache in f.device_caches.values())
 
     def call(batch, length):
         x = inputs(batch, length, 16, 64)
@@ -150,6 +150,31 @@ def test_lengths_do_not_compile_anew():
     for batch, length in ((1, 999), (1, 4096), (3, 1024), (40, 16), (40, 777), (33, 1), (1, 1), (2, 131)):
         call(batch, length)
     assert compiled() == before
+
+
+@both_ways
+def test_played_again(causal):
+    """A second call plays the tape of the first with other tensors, also with ones that share their memory
+    in another order; tensors at odd addresses are not for it."""
+    from cosformer.ops.triton.tape import TAPES
+
+    together = torch.randn(2, 300, 3, 4, 64, dtype=torch.bfloat16, device="cuda")
+    grad = torch.randn(2, 300, 4, 64, dtype=torch.bfloat16, device="cuda")
+    views = [
+        [together[:, :, i].detach().requires_grad_() for i in order]
+        for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0))
+    ]
+    TAPES.clear()
+    again = [results(x, "triton", grad, causal=causal) for x in views]
+    assert len(TAPES) == 2  # forward and backward
+    for x, made in zip(views, again, strict=True):
+        TAPES.clear()
+        alone = results([y.detach().clone().requires_grad_() for y in x], "triton", grad, causal=causal)
+        assert all(torch.equal(a, b) for a, b in zip(made, alone, strict=True))
+    TAPES.clear()
+    odd = torch.randn(2 * 300 * 4 * 64 + 1, dtype=torch.bfloat16, device="cuda")[1:].view(2, 300, 4, 64)
+    results([odd.detach().requires_grad_() for _ in range(3)], "triton", grad, causal=causal)
+    assert not TAPES
 
 
 @both_ways

@@ -1,39 +1,40 @@
 """Rows against a finished state: bidirectional and cross attention, and their gradients.
 
-    y_i = phi(a_i) S (the table in rows.py): no chunk meets another, every row stands alone
+    "o", "dv":  y = phi(a) S          "dq", "dk":  y = phi(1)^T (a S + e z)      (as in walk.py)
+
+No chunk meets another: every row stands alone.
 
 One program takes one head of one piece of a row and BN columns of the result; it reads the state once
 (in the matrices' type it stays in shared memory) and streams its rows through it. Bytes moved, in
-tensors the size of q: "o" reads q, writes o (2); "dq" reads g, o, q, writes dq (4); "dk" reads v, k,
-writes dk (3); "dv" reads k, writes dv (2).
+tensors the size of q: "o" reads q, writes o (2); "dq" reads g, q, writes dq (3); "dk" reads v, k, writes
+dk (3); "dv" reads k, writes dv (2).
 """
 
 import triton
 import triton.language as tl
 
 from cosformer.ops.triton.rows import (
+    along,
     at,
-    gradients_of_rows,
+    feature,
+    further,
     inner,
     locate,
     narrow,
     phases,
+    quotient,
     read,
-    relu,
     repeated,
     visible,
     write,
 )
 
 
-@triton.jit(
-    do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h",
-                       "mask_stride"]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h", "mask_stride"])
 def apply(
-    A, Y, X, O, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT,
+    A, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT,
     origin, length, pieces, size, horizon, eps,
-    a_b, a_t, a_h, y_b, y_t, y_h, x_b, x_t, x_h, o_b, o_t, o_h, row_b, row_h, mask_stride, s_stride, z_stride,
+    a_b, a_t, a_h, y_b, y_t, y_h, x_b, x_t, x_h, row_b, row_h, mask_stride, s_stride, z_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
     STARTED: tl.constexpr,
@@ -80,48 +81,42 @@ def apply(
         token = start + first
         inside = first + rows < end
         vector = (0 if PACKED else row.to(tl.int64) * row_b) + token + head.to(tl.int64) * row_h
-        c, s = phases(origin + first + rows, horizon)
+        c, s = phases(origin + first + rows, horizon, DOT)
         if WHAT == "dk" or WHAT == "dv":
             seen = visible(MASK, mask_stride, row, first + rows, inside, MASKED)
         else:
             seen = inside
         a = read(at(A, row, token, head, a_b, a_t, a_h, PACKED), a_t, rows, seen, features, F, PAD_F)
-        if (WHAT == "o") or (WHAT == "dv"):
-            a = relu(a)
-        else:
-            a = a.to(tl.float32)
-        wc, ws = c, s
-        if WHAT == "dq":
-            o = read(at(O, row, token, head, o_b, o_t, o_h, PACKED), o_t, rows, inside, features, F, PAD_F)
-            d = tl.load(DENOMINATOR + vector + rows, mask=inside, other=1.0)
-            r, e = gradients_of_rows(a, o, d, eps)
-            if block == 0:
-                tl.store(INVERSE + vector + rows, r, mask=inside)
-                tl.store(E + vector + rows, e, mask=inside)
-            wc, ws = e * c, e * s
-        elif WHAT == "dk":
-            wc, ws = tl.where(seen, c, 0.0), tl.where(seen, s, 0.0)
-        if STARTED:
-            ac, as_ = narrow(a * c[:, None], DOT, PRECISION), narrow(a * s[:, None], DOT, PRECISION)
-            acc = tl.dot(ac, sc, input_precision=PRECISION)
-            acc = inner(as_, ss, acc, PRECISION)
-        else:
-            acc = tl.zeros((CHUNK, BN), tl.float32)
-        if WHAT == "o":
-            if STARTED:
-                partials = tl.dot(ac, tl.trans(zc), input_precision=PRECISION)
-                total = tl.sum(inner(as_, tl.trans(zs), partials, PRECISION), 1)
-            else:
-                total = tl.zeros((CHUNK,), tl.float32)
-            acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
-            if block == 0:
-                tl.store(DENOMINATOR + vector + rows, total, mask=inside)
-        elif TURNED:
-            if STARTED:
-                acc = inner(narrow(repeated(wc, PARTS), DOT, PRECISION), zc, acc, PRECISION)
-                acc = inner(narrow(repeated(ws, PARTS), DOT, PRECISION), zs, acc, PRECISION)
+        if TURNED:
             x = read(at(X, row, token, head, x_b, x_t, x_h, PACKED), x_t, rows, seen, columns, N, PAD_N)
+            w = tl.full((CHUNK,), 1.0, tl.float32)
+            if WHAT == "dq":
+                r = tl.load(INVERSE + vector + rows, mask=inside, other=0.0)
+                w = tl.load(E + vector + rows, mask=inside, other=0.0)
+            if STARTED:
+                a = narrow(a, DOT, PRECISION)
+                w = narrow(repeated(w, PARTS), DOT, PRECISION)
+                ratio, sine = quotient(c, s)
+                acc = along(a, sc, PRECISION)
+                acc = inner(w, zc, acc, PRECISION) * ratio[:, None]
+                acc = further(a, ss, acc, PRECISION)
+                acc = inner(w, zs, acc, PRECISION) * sine[:, None]
+            else:
+                acc = tl.zeros((CHUNK, BN), tl.float32)
             if WHAT == "dq":
                 acc = tl.where((r != 0.0)[:, None], acc * r[:, None], 0.0)
-            acc = tl.where(x > 0, acc.to(Y.dtype.element_ty), 0.0)
+            acc = tl.where(x > 0, acc, 0.0)
+        else:
+            acc = tl.zeros((CHUNK, BN), tl.float32)
+            total = tl.zeros((CHUNK,), tl.float32)
+            if STARTED:
+                ac, as_ = feature(a, c, DOT, PRECISION), feature(a, s, DOT, PRECISION)
+                acc = further(as_, ss, along(ac, sc, PRECISION), PRECISION)
+                if WHAT == "o":
+                    parts = along(ac, tl.trans(zc), PRECISION)
+                    total = tl.sum(further(as_, tl.trans(zs), parts, PRECISION), 1)
+            if WHAT == "o":
+                acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
+                if block == 0:
+                    tl.store(DENOMINATOR + vector + rows, total, mask=inside)
         write(at(Y, row, token, head, y_b, y_t, y_h, PACKED), y_t, rows, inside, columns, acc, N, PAD_N)

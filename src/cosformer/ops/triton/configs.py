@@ -55,15 +55,9 @@ _TABLE = {
         (2, 128): Blocks(64, 64, 4, 2),
         (2, 256): Blocks(32, 32, 8, 1),
     },
-    "ones": {
-        (2, 16): Blocks(32, 64, 4, 3),
-        (2, 32): Blocks(32, 64, 4, 3),
-        (2, 64): Blocks(32, 64, 4, 3),
+    "denominators": {
         (2, 128): Blocks(64, 128, 4, 2),
         (2, 256): Blocks(32, 256, 4, 1),
-        (4, 16): Blocks(16, 32, 4, 1),
-        (4, 32): Blocks(16, 32, 4, 1),
-        (4, 64): Blocks(16, 64, 4, 1),
         (4, 128): Blocks(16, 128, 4, 1),
         (4, 256): Blocks(16, 256, 4, 1),
     },
@@ -79,22 +73,26 @@ _TABLE = {
     | {
         (2, 16): Blocks(64, 64, 4, 2),
         (2, 32): Blocks(64, 64, 4, 2),
-        (2, 64): Blocks(64, 64, 4, 2),
+        (2, 64): Blocks(64, 64, 4, 3),
         (2, 128): Blocks(128, 128, 8, 2),
         (2, 256): Blocks(32, 32, 8, 1),
     },
 }
 # Where one of the sums wants other blocks than its sisters.
 _APART = {
-    ("ones", "dq", 2, 128): Blocks(32, 128, 4, 1),
-    ("apply", "o", 2, 64): Blocks(128, 64, 8, 3),
-    ("apply", "dv", 2, 64): Blocks(64, 64, 4, 3),
+    ("walk", "dv", 2, 64): Blocks(64, 64, 4, 3),
+    ("walk", "dq", 2, 128): Blocks(64, 64, 8, 1),
+    ("walk", "dk", 2, 128): Blocks(64, 64, 8, 1),
+    ("apply", "dk", 2, 64): Blocks(128, 64, 8, 3),
+    ("apply", "dq", 2, 128): Blocks(64, 64, 4, 3),
+    ("apply", "dk", 2, 128): Blocks(64, 64, 4, 3),
     ("apply", "dv", 2, 128): Blocks(64, 128, 4, 2),
 }
 
 
 # Where a block has less shared memory than on the H100 and its successors.
 _NARROW = {
+    ("walk", 2, 64): Blocks(32, 64, 4, 2),
     ("walk", 2, 128): Blocks(64, 32, 4, 1),
     ("absorb", 2, 128): Blocks(32, 64, 4, 2),
     ("apply", 2, 128): Blocks(64, 32, 4, 2),

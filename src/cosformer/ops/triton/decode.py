@@ -28,8 +28,8 @@ def step(
     real_f = features < D
     seen = tl.load(MASK + row * mask_stride) != 0 if MASKED else True
     position = tl.load(POSITIONS + row).to(tl.int32)
-    c, s = phases(position, horizon)
-    cq, sq = phases(position + offset, horizon)
+    c, s = phases(position, horizon, tl.float32)
+    cq, sq = phases(position + offset, horizon, tl.float32)
 
     k = relu(tl.load(K + row * k_b + head * k_h + features, mask=real_f & seen, other=0.0))
     kc, ks = c * k, s * k

@@ -7,63 +7,36 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.triton.apply import apply
+from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.configs import Blocks, arithmetic, blocks, is_roomy, power_of_two
 from cosformer.ops.triton.decode import step
-from cosformer.ops.triton.ones import ones
-from cosformer.ops.triton.pieces import Pieces, cut, cut_documents, size_of_pieces
+from cosformer.ops.triton.denominators import denominators
+from cosformer.ops.triton.pieces import ROWS, WALKS, Pieces, cut, cut_documents, size_of_pieces
 from cosformer.ops.triton.states import absorb, scan
+from cosformer.ops.triton.tape import Tape
 from cosformer.ops.triton.walk import walk
+from cosformer.ops.triton.weigh import weigh
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ROOM_FOR_ONES = 64  # features: a walk with more of them leaves the denominators to a kernel of their own
 SCANNED = 256  # numbers of a state a program of the scan takes
 
 
-class State(NamedTuple):
-    """Numerators [2, D, Dv] and denominators [2, D] of all rows and key heads (or of all pieces and key
-    heads), and how far apart these are."""
-
-    s: Tensor
-    z: Tensor
-    s_stride: int
-    z_stride: int
-
-    @classmethod
-    def of(cls, numerator: Tensor, denominator: Tensor) -> "State":
-        """From the two tensors of a CosformerState."""
-        s, z = numerator.contiguous(), denominator.contiguous()
-        return cls(s, z, s.stride(1), z.stride(1))
-
-    @classmethod
-    def within(cls, together: Tensor, d: int) -> "State":
-        """From a tensor [rows, Hk, 2 D (Dv + 1)] that holds both, one behind the other."""
-        size = together.shape[-1]
-        return cls(together, together.view(-1)[size - 2 * d :], size, size)
-
-
-NOTHING = (None, None, 0, 0)
-
-
 class Roles(NamedTuple):
-    """Which tensors are a, b, c, y, x and o of a sum (the table in rows.py)."""
+    """Which tensors are a, b, c, y and x of a sum (the table in rows.py)."""
 
-    a: str | None
-    b: str | None
-    c: str | None
-    y: str | None
+    a: str
+    b: str
+    c: str
+    y: str
     x: str | None
-    o: str | None
 
 
 ROLES = {
-    "o": Roles("q", "k", "v", "out", None, None),
-    "dq": Roles("g", "v", "k", "dq", "q", "out"),
-    "dk": Roles("v", "g", "q", "dk", "k", None),
-    "dv": Roles("k", "q", "g", "dv", None, None),
-}
-ONES = {  # in ones.py
-    "o": Roles("q", None, None, None, "k", None),
-    "dq": Roles("g", None, None, "dq", "k", "out"),
-    "dk": Roles(None, None, None, "dk", "q", None),
+    "o": Roles("q", "k", "v", "out", None),
+    "dq": Roles("g", "v", "k", "dq", "q"),
+    "dk": Roles("v", "g", "q", "dk", "k"),
+    "dv": Roles("k", "q", "g", "dv", None),
 }
 ON_Q = ("o", "dq")  # y lies along the queries
 TURNED = ("dq", "dk")  # the state is used the other way round
@@ -71,13 +44,17 @@ TURNED = ("dq", "dk")  # the state is used the other way round
 
 class Kernels:
     def __init__(
-        self, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-        positions: Tensor | None, offset: int, horizon: float, eps: float,
+        self, tape: Tape, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None,
+        cu_seqlens: Tensor | None, positions: Tensor | None, offset: int, horizon: float, eps: float,
     ):  # fmt: skip
         """`tensors` by the names that ROLES uses; `d` [B, H, Tq]."""
+        self.tape = tape
         self.tensors = {n: x if x.stride(-1) == 1 else x.contiguous() for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
-        self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+        self.mask = None
+        if key_mask is not None:
+            rows = key_mask.contiguous()
+            self.mask = tape.part(rows, rows.view(torch.uint8))
         self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
         self.cu, self.positions = cu_seqlens, positions
         self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
@@ -91,7 +68,7 @@ class Kernels:
         self.r: Tensor = d
         self.e: Tensor = d
         if "g" in tensors:
-            self.r, self.e = torch.empty((2, *d.shape), dtype=d.dtype, device=d.device).unbind(0)
+            self.r, self.e = tape.empty(tuple(d.shape)), tape.empty(tuple(d.shape))
         self.arithmetic, self.roomy = arithmetic(q.dtype, INTERPRETED), is_roomy(q.device)
         self.common: dict[str, Any] = {
             "D": self.dims[0], "DV": self.dims[1], "PACKED": cu_seqlens is not None,
@@ -101,17 +78,19 @@ class Kernels:
 
     def new_state(self) -> State:
         shape = (self.rows, self.key_heads, 2, *self.dims)
-        s, z = (torch.empty(n, dtype=torch.float32, device=self.device) for n in (shape, shape[:-1]))
+        s, z = (self.tape.empty(n) for n in (shape, shape[:-1]))
         return State(s, z, s.stride(1), z.stride(1))
 
     def new_states(self, count: int) -> Tensor:
         d, dv = self.dims
-        shape = (count, self.key_heads, 2 * d * (dv + 1))
-        return torch.empty(shape, dtype=torch.float32, device=self.device)
+        return self.tape.empty((count, self.key_heads, 2 * d * (dv + 1)))
 
-    def pieces(self, t: slice, heads: int | None = None, every: bool = True) -> Pieces:
+    def pieces(
+        self, t: slice, programs: int | None = None, wanted: int = WALKS, every: bool = True
+    ) -> Pieces:
+        """`programs`: how many work on a piece; as many as there are heads if not said."""
         rows, length = self.rows if self.cu is None else 1, t.stop - t.start
-        size = size_of_pieces(rows, length, heads or self.heads, self.device)
+        size = size_of_pieces(rows, length, programs or self.heads, wanted, self.device)
         return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
 
     def total(self, what: str, t: slice, came: State | None) -> State | None:
@@ -121,7 +100,7 @@ class Kernels:
         pieces = self.pieces(t, self.key_heads)
         states = self._absorb(what, t, pieces)
         if pieces.single and came is None:
-            return State.within(states, self.dims[0])
+            return self.within(states)
         after = self.new_state()
         self._scan(states, pieces, came, after, prefix=False, backwards=False)
         return after
@@ -130,46 +109,62 @@ class Kernels:
         self, what: str, t: slice, came: State | None, pieces: Pieces, total: bool
     ) -> tuple[State, State | None]:
         """What each piece of a walk starts from and, if asked, what is there after the last."""
-        states = self._absorb(what, t, pieces)
+        unused = "none" if total else "first" if what == "dv" else "last"
+        states = self._absorb(what, t, pieces, unused)
         after = self.new_state() if total else None
         self._scan(states, pieces, came, after, prefix=True, backwards=what == "dv")
-        return State.within(states, self.dims[0]), after
+        return self.within(states), after
 
     def walk(
         self, what: str, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
     ) -> None:
         role, (features, columns) = ROLES[what], self._orientation(what)
         heads, of_a, of_b = (self.heads, queries, keys) if what in ON_Q else (self.key_heads, keys, queries)
-        if what != "dv":
-            self._ones(what, of_a, of_b, pieces, start, after)
         a, y, x = (self._of(n, of_a) for n in (role.a, role.y, role.x))
         b, c = self._of(role.b, of_b), self._of(role.c, of_b)
         options = self._blocks("walk", what, features).options(features, columns)
-        walk[(-(-columns // options["BN"]) * heads * pieces.count,)](
-            a, b, c, y, x, *self._vectors(queries)[:2], self._masked(keys), self.positions,
-            (start or NOTHING)[0], (after or NOTHING)[0], *pieces.tables,
+        fused = power_of_two(self.dims[0]) <= ROOM_FOR_ONES
+        if what == "o" and not fused:
+            self._denominators(queries, keys, pieces, start, after)
+        self.tape.launch(
+            walk, -(-columns // options["BN"]) * heads * pieces.count,
+            a, b, c, y, x, *self._vectors(queries), self._masked(keys), self.positions,
+            *(start or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables,
             self._origin(what in ON_Q) + of_a.start, of_a.stop - of_a.start, pieces.each, pieces.size,
             self.horizon, self.eps, *_strides(a, b, c, y, x), *self.d.stride()[:2], self.mask_stride,
-            (start or NOTHING)[2], (after or NOTHING)[2], HEADS=heads, GROUP=self.heads // self.key_heads,
-            WHAT=what, STARTED=start is not None, STORED=after is not None, **options, **self.common,
+            *(start or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=heads,
+            GROUP=self.heads // self.key_heads, WHAT=what, STARTED=start is not None,
+            STORED=after is not None, ONES=fused and what == "o", **options, **self.common,
         )  # fmt: skip
 
-    def _ones(
-        self, what: str, of_a: slice, of_x: slice, pieces: Pieces, start: State | None, after: State | None
+    def _denominators(
+        self, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
     ) -> None:
-        heads = self.heads if what in ON_Q else self.key_heads
-        of = ONES[what]
-        a, y, o, x = self._of(of.a, of_a), self._of(of.y, of_a), self._of(of.o, of_a), self._of(of.x, of_x)
-        queries, keys = (of_a, of_x) if what in ON_Q else (of_x, of_a)
-        options = self._blocks("ones", what, max(self.dims)).options(self.dims[1], self.dims[0])
-        options["BN"] = power_of_two(self.dims[0])
-        ones[(heads * pieces.count,)](
-            a, x, y, o, *self._vectors(queries), self._masked(keys), self.positions, (start or NOTHING)[1],
-            (after or NOTHING)[1], *pieces.tables, self._origin(what in ON_Q) + of_a.start,
-            of_a.stop - of_a.start, pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, x, y, o),
+        q, k, d = self._of("q", queries), self._of("k", keys), self.dims[0]
+        options = self._blocks("denominators", "o", d).options(d, d)
+        common = {n: x for n, x in self.common.items() if n != "DV"}
+        options = {n: x for n, x in options.items() if n != "BN"}
+        self.tape.launch(
+            denominators, self.heads * pieces.count,
+            q, k, self._vectors(queries)[0], self._masked(keys), self.positions, (start or NOTHING)[1],
+            (after or NOTHING)[1], *pieces.tables, self.origin_q + queries.start,
+            queries.stop - queries.start, pieces.each, pieces.size, self.horizon, *_strides(q, k),
             *self.d.stride()[:2], self.mask_stride, (start or NOTHING)[3], (after or NOTHING)[3],
-            HEADS=heads, GROUP=self.heads // self.key_heads, WHAT=what, STARTED=start is not None,
-            STORED=after is not None, **options, **self.common,
+            HEADS=self.heads, GROUP=self.heads // self.key_heads, STARTED=start is not None,
+            STORED=after is not None, **options, **common,
+        )  # fmt: skip
+
+    def weigh(self) -> None:
+        """r and e, which the gradients need."""
+        g, o = self.tensors["g"], self.tensors["out"]
+        batch, length, heads, width = o.shape
+        if batch * length == 0:
+            return
+        rows = max(16, 2**12 // power_of_two(width))
+        self.tape.launch(
+            weigh, heads * batch * -(-length // rows),
+            g, o, self.d, self.r, self.e, length, self.eps, *_strides(g, o), *self.d.stride()[:2],
+            HEADS=heads, DV=width, ROWS=rows, BF=power_of_two(width), num_warps=4,
         )  # fmt: skip
 
     def apply(self, what: str, t: slice, state: State | None) -> None:
@@ -177,14 +172,15 @@ class Kernels:
             return
         role, (features, columns) = ROLES[what], self._orientation(what)
         heads = self.heads if what in ON_Q else self.key_heads
-        a, y, x, o = (self._of(n, t) for n in (role.a, role.y, role.x, role.o))
+        a, y, x = (self._of(n, t) for n in (role.a, role.y, role.x))
         options = self._blocks("apply", what, features).options(features, columns)
         programs = -(-columns // options["BN"]) * heads
-        pieces = self.pieces(t, programs)
-        apply[(programs * pieces.count,)](
-            a, y, x, o, *self._vectors(t if what in ON_Q else slice(0, 0)), self._masked(t), self.positions,
+        pieces = self.pieces(t, programs, ROWS)
+        self.tape.launch(
+            apply, programs * pieces.count,
+            a, y, x, *self._vectors(t if what in ON_Q else None), self._masked(t), self.positions,
             *(state or NOTHING)[:2], *pieces.tables, self._origin(what in ON_Q) + t.start, t.stop - t.start,
-            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, y, x, o), *self.d.stride()[:2],
+            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, y, x), *self.d.stride()[:2],
             self.mask_stride, *(state or NOTHING)[2:], HEADS=heads, GROUP=heads // self.key_heads, WHAT=what,
             STARTED=state is not None, **options, **self.common,
         )  # fmt: skip
@@ -194,7 +190,8 @@ class Kernels:
         q, k, v, out = (self.tensors[n] for n in ("q", "k", "v", "out"))
         d, dv = self.dims
         columns = min(power_of_two(dv), 2**12 // power_of_two(d))
-        step[(self.key_heads * self.rows,)](
+        self.tape.launch(
+            step, self.key_heads * self.rows,
             q, k, v, out, self.d, self.mask, self.positions, *came[:2], *after[:2], self.origin_q,
             self.horizon, self.eps, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
             v.stride(2), self.mask_stride, *came[2:], *after[2:], HEADS=self.key_heads,
@@ -202,17 +199,19 @@ class Kernels:
             D=d, DV=dv, MASKED=self.mask is not None, BF=power_of_two(d), BN=columns, num_warps=4,
         )  # fmt: skip
 
-    def _absorb(self, what: str, t: slice, pieces: Pieces) -> Tensor:
-        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece."""
+    def _absorb(self, what: str, t: slice, pieces: Pieces, unused: str = "none") -> Tensor:
+        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece; of the unused one zeros."""
         d, dv = self.dims
         states = self.new_states(pieces.slots)
         b, c = self._of("k" if what == "o" else "q", t), self._of("v" if what == "o" else "g", t)
         options = self._blocks("absorb", what, d).options(d, dv)
-        absorb[(-(-dv // options["BN"]) * self.key_heads * pieces.count,)](
+        self.tape.launch(
+            absorb, -(-dv // options["BN"]) * self.key_heads * pieces.count,
             b, c, *self._vectors(t)[1:], self._masked(t), self.positions, states, *pieces.tables,
             self._origin(what == "dv") + t.start, t.stop - t.start, pieces.each, pieces.size, self.horizon,
             *_strides(b, c), *self.d.stride()[:2], self.mask_stride, HEADS=self.key_heads,
-            GROUP=self.heads // self.key_heads if what == "dv" else 1, WHAT=what, **options, **self.common,
+            GROUP=self.heads // self.key_heads if what == "dv" else 1, WHAT=what,
+            UNUSED=unused, **options, **self.common,
         )  # fmt: skip
         return states
 
@@ -220,12 +219,19 @@ class Kernels:
         self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,
         backwards: bool,
     ) -> None:  # fmt: skip
-        scan[(-(-states.shape[-1] // SCANNED) * self.key_heads * self.rows,)](
+        self.tape.launch(
+            scan, -(-states.shape[-1] // SCANNED) * self.key_heads * self.rows,
             states, *(came or NOTHING)[:2], *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each,
             *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=self.key_heads, D=self.dims[0],
             DV=self.dims[1], PACKED=self.cu is not None, STARTED=came is not None, STORED=after is not None,
             PREFIX=prefix, BACKWARDS=backwards, BLOCK=SCANNED, num_warps=2,
         )  # fmt: skip
+
+    def within(self, states: Tensor) -> State:
+        """S and z of one tensor that holds both."""
+        state = State.within(states, self.dims[0])
+        self.tape.part(states, state.z)
+        return state
 
     def _blocks(self, kernel: str, what: str, features: int) -> Blocks:
         return blocks(kernel, what, self.arithmetic.bytes, features, self.roomy)
@@ -237,13 +243,19 @@ class Kernels:
         return self.origin_q if of_queries else self.origin_k
 
     def _of(self, name: str | None, t: slice) -> Tensor | None:
-        return None if name is None else self.tensors[name][:, t]
+        if name is None:
+            return None
+        x = self.tensors[name]
+        return x if t == slice(0, x.shape[1]) else self.tape.part(x, x[:, t])
 
-    def _vectors(self, t: slice) -> tuple[Tensor, Tensor, Tensor]:
-        return self.d[..., t], self.r[..., t], self.e[..., t]
+    def _vectors(self, t: slice | None) -> tuple[Tensor, Tensor, Tensor]:
+        if t is None:  # of no use
+            return self.d, self.r, self.e
+        d, r, e = (self.tape.part(x, x[..., t]) for x in (self.d, self.r, self.e))
+        return d, r, e
 
     def _masked(self, t: slice) -> Tensor | None:
-        return None if self.mask is None else self.mask[:, t]
+        return None if self.mask is None else self.tape.part(self.mask, self.mask[:, t])
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:

@@ -1,13 +1,15 @@
 """The Triton kernels as an op of the library."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.custom_op import Outputs, Shape, define
+from cosformer.ops.custom_op import Results, Shape, define
 from cosformer.ops.triton import run
-from cosformer.ops.triton.kernels import Kernels, State
+from cosformer.ops.triton.carried import State
+from cosformer.ops.triton.padding import padded, widen
 
 
 def _forward(
@@ -25,20 +27,32 @@ def _forward(
     eps: float,
     need_state: bool,
     keep: bool,
-) -> Outputs:
+) -> Results:
+    dim, value_dim = k.shape[3], v.shape[3]
+    d_wide, dv_wide = padded(dim, q.dtype), padded(value_dim, q.dtype)
+    if (d_wide, dv_wide) != (dim, value_dim):
+        made: Any = _forward(
+            widen(q, d_wide), widen(k, d_wide), widen(v, dv_wide), key_mask, cu_seqlens,
+            widen(numerator, dv_wide, d_wide), widen(denominator, d_wide), positions, causal, offset, horizon,
+            eps, need_state, keep,
+        )  # fmt: skip
+        out, d, kept, *after = made
+        return out[..., :value_dim].contiguous(), d, kept, *_narrowed(after, dim, value_dim)
     with _device(q):
         came = _state(numerator, denominator)
         out, d, state = run.forward(
             q, k, v, key_mask, cu_seqlens, came, positions, causal, offset, horizon, eps, need_state
         )
         keeps = keep and not causal
-        if (need_state or keeps) and (state is None or state is came):  # no key: what came in goes out
+        if (need_state or keeps) and (
+            state is None or (came is not None and state.s is came.s)
+        ):  # no key: what came in goes out
             state = _copy(state, q, k, v, cu_seqlens)
-        kept = d.new_empty((0,))
+        kept = None
         if state is not None and keeps:
             kept = state.s if state.s.dim() == 3 else torch.cat((state.s.flatten(2), state.z.flatten(2)), -1)
         if not need_state or state is None:
-            return out, d, kept, d.new_empty((0,)), d.new_empty((0,))
+            return out, d, kept, None, None
         return out, d, kept, *_public(state, k, v)
 
 
@@ -51,7 +65,7 @@ def _backward(
     v: Tensor,
     out: Tensor,
     den: Tensor,
-    kept: Tensor,
+    kept: Tensor | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     numerator: Tensor | None,
@@ -61,16 +75,29 @@ def _backward(
     offset: int,
     horizon: float,
     eps: float,
-) -> Outputs:
+) -> Results:
+    dim, value_dim = k.shape[3], v.shape[3]
+    d_wide, dv_wide = padded(dim, q.dtype), padded(value_dim, q.dtype)
+    if (d_wide, dv_wide) != (dim, value_dim):
+        made: Any = _backward(
+            widen(grad, dv_wide), widen(grad_numerator, dv_wide, d_wide), widen(grad_denominator, d_wide),
+            widen(q, d_wide), widen(k, d_wide), widen(v, dv_wide), widen(out, dv_wide), den, kept, key_mask,
+            cu_seqlens, widen(numerator, dv_wide, d_wide), widen(denominator, d_wide), positions, causal,
+            offset, horizon, eps,
+        )  # fmt: skip
+        dq, dk, dv = (x[..., :n].contiguous() for x, n in zip(made, (dim, dim, value_dim), strict=False))
+        return dq, dk, dv, *_narrowed(made[3:], dim, value_dim)
     with _device(q):
         back = _state(grad_numerator, grad_denominator)
+        if kept is not None and kept.numel() == 0:
+            kept = None
         dq, dk, dv, r = run.backward(
-            grad, back, q, k, v, out, den, State.within(kept, k.shape[3]) if kept.numel() else None, key_mask,
-            cu_seqlens, _state(numerator, denominator), positions, causal, offset, horizon, eps,
+            grad, back, q, k, v, out, den, kept, key_mask, cu_seqlens,
+            _state(numerator, denominator), positions, causal, offset, horizon, eps,
         )  # fmt: skip
         if numerator is None:
-            return dq, dk, dv, den.new_empty((0,)), den.new_empty((0,))
-        if r is None or r is back:  # no query: what came back goes on
+            return dq, dk, dv, None, None
+        if r is None or (back is not None and r.s is back.s):  # no query: what came back goes on
             r = _copy(r, q, k, v, cu_seqlens)
         return dq, dk, dv, *_public(r, k, v)
 
@@ -91,10 +118,7 @@ def step(
         raise ValueError("a state that is updated in place must be contiguous; call state.clone() first.")
     with _device(q):
         state = State.of(numerator, denominator)
-        out, d = run.new_results(q, v)
-        tensors = {"q": q, "k": k, "v": v, "out": out}
-        Kernels(tensors, d, key_mask, None, positions, 0, horizon, eps).step(state, state)
-    return out
+        return run.step(q, k, v, key_mask, state, positions, horizon, eps)
 
 
 def _shapes(
@@ -102,13 +126,16 @@ def _shapes(
 ) -> tuple[Shape, Shape]:
     batch, tq, heads, _ = q.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    kept = (rows, k.shape[2], 2 * k.shape[3] * (v.shape[3] + 1)) if keep and not causal else (0,)
+    d, dv = padded(k.shape[3], q.dtype), padded(v.shape[3], q.dtype)
+    kept = (rows, k.shape[2], 2 * d * (dv + 1)) if keep and not causal else (0,)
     return (batch, heads, tq), kept
 
 
 def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
     """Kernels start on the current device: make that the tensors' own."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def _state(numerator: Tensor | None, denominator: Tensor | None) -> State | None:
@@ -122,6 +149,14 @@ def _copy(state: State | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tens
     shape = (rows, k.shape[2], 2, k.shape[3], v.shape[3])
     s, z = (torch.zeros(n, dtype=torch.float32, device=q.device) for n in (shape, shape[:-1]))
     return State.of(s, z)
+
+
+def _narrowed(state: Any, d: int, dv: int) -> Any:
+    """The two tensors of a CosformerState, or none, without padding."""
+    numerator, denominator = state
+    if numerator is None:
+        return state
+    return [numerator[..., :d, :dv].contiguous(), denominator[..., :d].contiguous()]
 
 
 def _public(state: State, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,17 @@
 """How sequences are cut into pieces, so that few long ones keep the whole GPU at work."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 # Tokens: below this a piece's state weighs as much as its rows.
 SHORTEST = 256
-# Programs a multiprocessor: where there are ENOUGH nothing is cut, which costs a pass over the keys; where
-# something is cut, WANTED are made.
-ENOUGH = 1.5
-WANTED = 4
+# Programs a multiprocessor: a row is cut where they stay below, into as many pieces as do not exceed it
+# (one more, and the last would run alone after all others). A walk holds so many registers that two fit.
+WALKS = 2
+ROWS = 8  # applying a state takes few
 _MULTIPROCESSORS = 128  # where there is no GPU to ask
 
 
@@ -42,12 +43,9 @@ class Pieces:
         return self.cu is None and self.each == 1
 
 
-def size_of_pieces(rows: int, length: int, programs: int, device: torch.device) -> int:
-    """Tokens, when a piece keeps so many programs busy."""
-    there, processors = max(1, rows * programs), _multiprocessors(device)
-    if there >= ENOUGH * processors:
-        return max(1, length)
-    n = max(1, min(-(-WANTED * processors // there), length // SHORTEST))
+def size_of_pieces(rows: int, length: int, programs: int, wanted: int, device: torch.device) -> int:
+    """Tokens, when a piece keeps so many programs busy and a multiprocessor wants so many."""
+    n = min(wanted * _multiprocessors(device) // max(1, rows * programs), length // SHORTEST)
     return -(-length // n // 64) * 64 if n > 1 else max(1, length)
 
 
@@ -74,6 +72,7 @@ def cut_documents(cu_seqlens: Tensor, length: int, size: int, every: bool) -> Pi
     )  # fmt: skip
 
 
+@cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _MULTIPROCESSORS

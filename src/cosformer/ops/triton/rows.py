@@ -26,10 +26,21 @@ import triton.language as tl
 
 
 @triton.jit
-def phases(position, horizon):
-    """cos and sin of (pi/2) x for x = position / M in [-1, 1], to 2e-7: polynomials in x^2 on [0, 1/2],
-    fitted at Chebyshev's nodes, the other half by symmetry. The hardware's own sine is fast but far
-    from fp32; tl.sin is right but slow."""
+def phases(position, horizon, DOT: tl.constexpr):
+    """cos and sin of (pi/2) x for x = position / M in [-1, 1].
+
+    Where bfloat16 is multiplied, the hardware's own, right to 1e-6. Otherwise to 2e-7: polynomials in
+    x^2 on [0, 1/2], fitted at Chebyshev's nodes, the other half by symmetry (tl.sin is as exact, but slow).
+    """
+    if tl.bfloat16 == DOT:
+        angle = position.to(tl.float32) * (1.5707963267948966 / horizon)
+        c = tl.inline_asm_elementwise(
+            "cos.approx.f32 $0, $1;", "=f,f", [angle], dtype=tl.float32, is_pure=True, pack=1
+        )
+        s = tl.inline_asm_elementwise(
+            "sin.approx.f32 $0, $1;", "=f,f", [angle], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return c, s
     x = tl.div_rn(position.to(tl.float32), horizon + tl.zeros_like(position).to(tl.float32))
     size = tl.abs(x)
     beyond = size > 0.5
@@ -45,6 +56,13 @@ def phases(position, horizon):
     s = s * size
     sine = tl.where(beyond, c, s)
     return tl.where(beyond, s, c), tl.where(x < 0, -sine, sine)
+
+
+@triton.jit
+def quotient(c, s):
+    """cos / sin and sin of rows. Where the sine is zero, what belongs to it does not count."""
+    s = tl.where(tl.abs(s) < 1e-12, 1e-12, s)
+    return c / s, s
 
 
 @triton.jit
@@ -100,6 +118,27 @@ def relu(x):
 
 
 @triton.jit
+def feature(x, phase, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """ReLU(x) times the cosines, or the sines, of its rows, in the type that is multiplied. NaN stays NaN.
+
+    Of two bfloat16 at a time, with the phases in bfloat16 too: one instruction for the ReLU and one for
+    the product (a fused multiply-add of -0: chips before Hopper have no packed product alone).
+    """
+    if tl.bfloat16 == DOT:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 x, zero;
+            mov.b32 zero, 0;
+            max.NaN.bf16x2 x, $1, zero;
+            mov.b32 zero, 0x80008000;
+            fma.rn.bf16x2 $0, x, $2, zero;
+            }""",
+            "=r,r,r", [x, phase.to(tl.bfloat16)[:, None]], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+    return narrow(relu(x) * phase[:, None], DOT, PRECISION)
+
+
+@triton.jit
 def visible(MASK, stride, row, token, inside, MASKED: tl.constexpr):
     """Which keys may be attended to."""
     if MASKED:
@@ -112,6 +151,7 @@ def narrow(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """x in the type that is multiplied, rounded to nearest: left alone, tf32 would cut bits off, always
     downwards, and numerators would lose what denominators keep."""
     if PRECISION == "tf32" and tl.float32 == DOT:
+        x = x.to(tl.float32)
         near = (x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000
         return tl.where(x == x, near.to(tl.float32, bitcast=True), x)
     return x.to(DOT)
@@ -119,6 +159,26 @@ def narrow(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def inner(x, y, total, PRECISION: tl.constexpr):
+    return tl.dot(x, y, total, input_precision=PRECISION)
+
+
+@triton.jit
+def along(x, y, PRECISION: tl.constexpr):
+    """x y, a sum over features. float32 adds up one product after the other, and so do its errors: there
+    the sum is made in parts of 64."""
+    if (PRECISION == "ieee") and (x.shape[1] > 64):
+        HALF: tl.constexpr = x.shape[1] // 2
+        x0, x1 = tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, HALF)), (0, 2, 1)))
+        y0, y1 = tl.split(tl.permute(tl.reshape(y, (2, HALF, y.shape[1])), (1, 2, 0)))
+        return along(x0, y0, PRECISION) + along(x1, y1, PRECISION)
+    return tl.dot(x, y, input_precision=PRECISION)
+
+
+@triton.jit
+def further(x, y, total, PRECISION: tl.constexpr):
+    """total + x y, as `along`."""
+    if PRECISION == "ieee":
+        return total + along(x, y, PRECISION)
     return tl.dot(x, y, total, input_precision=PRECISION)
 
 
@@ -133,12 +193,3 @@ def partial(x, PARTS: tl.constexpr):
 def repeated(x, PARTS: tl.constexpr):
     """A vector as so many equal columns."""
     return x[:, None] + tl.zeros((x.shape[0], PARTS), tl.float32)
-
-
-@triton.jit
-def gradients_of_rows(g, o, d, eps):
-    """r and e of rows of queries: e is zero where eps holds d; both are zero where g is."""
-    g = g.to(tl.float32)
-    used = tl.sum(tl.abs(g), 1) != 0.0
-    r = tl.where(used, 1.0 / tl.maximum(d, eps, propagate_nan=tl.PropagateNan.ALL), 0.0)
-    return r, tl.where(used & (d >= eps), -tl.sum(g * o.to(tl.float32), 1), 0.0)

@@ -7,13 +7,14 @@ queries after the last key apply the state, and what lies between is walked. Sta
 in the backward; only the one of bidirectional attention is kept.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from cosformer.ops.steps import overlap
-from cosformer.ops.triton.kernels import Kernels, State
+from cosformer.ops.triton.carried import NOTHING, State
+from cosformer.ops.triton.kernels import Kernels
+from cosformer.ops.triton.tape import Tape, call
 
 
 class Span(NamedTuple):
@@ -29,11 +30,20 @@ def forward(
 ) -> tuple[Tensor, Tensor, State | None]:  # fmt: skip
     """o [B, Tq, H, Dv], d [B, H, Tq] before eps, and the state after the last key; for bidirectional
     attention always, for causal attention if needed."""
-    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    d = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
-    run = Kernels(
-        {"q": q, "k": k, "v": v, "out": out}, d, key_mask, cu_seqlens, positions, offset, horizon, eps
-    )
+    inputs = (q, k, v, key_mask, cu_seqlens, *(came or NOTHING)[:2], positions)
+    return call(_forward, inputs, (causal, offset, horizon, eps, need_state), again=cu_seqlens is None)
+
+
+def _forward(
+    tape: Tape, inputs: tuple[Any, ...], causal: bool, offset: int, horizon: float, eps: float,
+    need_state: bool,
+) -> tuple[Tensor, Tensor, State | None]:  # fmt: skip
+    q, k, v, key_mask, cu_seqlens, s, z, positions = inputs
+    came = None if s is None else State.of(s, z)
+    batch, length, heads, _ = q.shape
+    out, d = tape.empty((batch, length, heads, v.shape[3]), q.dtype), tape.empty((batch, heads, length))
+    tensors = {"q": q, "k": k, "v": v, "out": out}
+    run = Kernels(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
     if not causal:
         state = run.total("o", slice(0, k.shape[1]), came)
         run.apply("o", slice(0, q.shape[1]), state)
@@ -57,16 +67,30 @@ def forward(
 
 def backward(
     grad: Tensor, grad_state: State | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, d: Tensor,
-    kept: State | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
+    kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
     positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
-    """dq, dk, dv, and the gradient of the state that came in. Without `kept` its sum is made again."""
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    """dq, dk, dv, and the gradient of the state that came in. Without `kept` (the state of bidirectional
+    attention, S and z behind one another) that sum is made again."""
+    inputs = (
+        grad, *(grad_state or NOTHING)[:2], q, k, v, out, d, kept, key_mask, cu_seqlens,
+        *(came or NOTHING)[:2], positions,
+    )  # fmt: skip
+    return call(_backward, inputs, (causal, offset, horizon, eps), again=cu_seqlens is None)
+
+
+def _backward(
+    tape: Tape, inputs: tuple[Any, ...], causal: bool, offset: int, horizon: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor, State | None]:
+    grad, gs, gz, q, k, v, out, d, kept, key_mask, cu_seqlens, s, z, positions = inputs
+    came, grad_state = (None if x is None else State.of(x, y) for x, y in ((s, z), (gs, gz)))
+    dq, dk, dv = (tape.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
-    run = Kernels(tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    run = Kernels(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    run.weigh()
     if not causal:
         queries, keys = slice(0, q.shape[1]), slice(0, k.shape[1])
-        run.apply("dq", queries, run.total("o", keys, came) if kept is None else kept)
+        run.apply("dq", queries, run.total("o", keys, came) if kept is None else run.within(kept))
         r = run.total("dv", queries, grad_state)
         run.apply("dk", keys, r)
         run.apply("dv", keys, r)
@@ -90,13 +114,24 @@ def backward(
     return dq, dk, dv, r
 
 
-def new_results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for o and d."""
+def step(
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State, positions: Tensor,
+    horizon: float, eps: float,
+) -> Tensor:  # fmt: skip
+    """One token a row; the state is overwritten. Gives o."""
+    inputs = (q, k, v, key_mask, state.s, state.z, positions)
+    (out,) = call(_step, inputs, (horizon, eps), again=True)
+    return out
+
+
+def _step(tape: Tape, inputs: tuple[Any, ...], horizon: float, eps: float) -> tuple[Tensor]:
+    q, k, v, key_mask, s, z, positions = inputs
     batch, length, heads, _ = q.shape
-    return (
-        torch.empty((batch, length, heads, v.shape[3]), dtype=q.dtype, device=q.device),
-        torch.empty((batch, heads, length), dtype=torch.float32, device=q.device),
-    )
+    out, d = tape.empty((batch, length, heads, v.shape[3]), q.dtype), tape.empty((batch, heads, length))
+    state = State.of(s, z)
+    tensors = {"q": q, "k": k, "v": v, "out": out}
+    Kernels(tape, tensors, d, key_mask, None, positions, 0, horizon, eps).step(state, state)
+    return (out,)
 
 
 def _spans(tq: int, tk: int, offset: int) -> tuple[Span, Span, Span]:

@@ -14,7 +14,7 @@ rows are walked by many programs at once.
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import at, inner, locate, narrow, partial, phases, read, relu, visible
+from cosformer.ops.triton.rows import at, feature, inner, locate, narrow, partial, phases, read, visible
 
 
 @triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h", "mask_stride"])
@@ -23,10 +23,11 @@ def absorb(
     horizon, b_b, b_t, b_h, c_b, c_t, c_h, row_b, row_h, mask_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
-    CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    UNUSED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """HEADS key heads; with "dv", GROUP heads of b and c belong to each of them."""
+    """HEADS key heads; with "dv", GROUP heads of b and c belong to each of them. UNUSED: nobody will ask for
+    the state of a row's "first" or "last" piece."""
     BLOCKS: tl.constexpr = (DV + BN - 1) // BN
     PAD_F: tl.constexpr = D != BF
     PAD_N: tl.constexpr = DV % BN != 0
@@ -48,31 +49,38 @@ def absorb(
     zs = tl.zeros((PARTS, BF), tl.float32)
     # A document of one piece has no use for its state.
     chunks = tl.cdiv(end - begin, CHUNK) * (slot >= 0)
+    if UNUSED == "last" and not PACKED:  # packed, a piece does not know
+        chunks *= end < length
+    if UNUSED == "first":
+        chunks *= begin > 0
     for g in range(GROUP):
         for i in range(chunks):
             first = begin + i * CHUNK
             token = start + first
             inside = first + rows < end
-            c, s = phases(origin + first + rows, horizon)
+            c, s = phases(origin + first + rows, horizon, DOT)
             if WHAT == "o":
                 seen = visible(MASK, mask_stride, row, first + rows, inside, MASKED)
             else:
                 seen = inside
             h = head * GROUP + g
-            b = relu(read(at(B, row, token, h, b_b, b_t, b_h, PACKED), b_t, rows, seen, features, D, PAD_F))
+            b = read(at(B, row, token, h, b_b, b_t, b_h, PACKED), b_t, rows, seen, features, D, PAD_F)
             x = read(at(C, row, token, h, c_b, c_t, c_h, PACKED), c_t, rows, seen, columns, DV, PAD_N)
-            wc, ws = c, s
-            if WHAT == "dv":
+            x = narrow(x, DOT, PRECISION)
+            if WHAT == "o":
+                bc, bs = feature(b, c, DOT, PRECISION), feature(b, s, DOT, PRECISION)
+                zc += partial(bc.to(tl.float32), PARTS)
+                zs += partial(bs.to(tl.float32), PARTS)
+            else:
                 vector = (0 if PACKED else row.to(tl.int64) * row_b) + token + h.to(tl.int64) * row_h
                 r = tl.load(INVERSE + vector + rows, mask=inside, other=0.0)
                 e = tl.load(E + vector + rows, mask=inside, other=0.0)
-                b = tl.where((r != 0.0)[:, None], b, 0.0) * r[:, None]
-                wc, ws = e * c, e * s
-            low_x = narrow(x.to(tl.float32), DOT, PRECISION)
-            sc = inner(tl.trans(narrow(b * c[:, None], DOT, PRECISION)), low_x, sc, PRECISION)
-            ss = inner(tl.trans(narrow(b * s[:, None], DOT, PRECISION)), low_x, ss, PRECISION)
-            zc += partial(b * wc[:, None], PARTS)
-            zs += partial(b * ws[:, None], PARTS)
+                b = tl.where((r != 0.0)[:, None], b, 0.0)
+                bc, bs = feature(b, c * r, DOT, PRECISION), feature(b, s * r, DOT, PRECISION)
+                zc += partial(bc.to(tl.float32) * e[:, None], PARTS)
+                zs += partial(bs.to(tl.float32) * e[:, None], PARTS)
+            sc = inner(tl.trans(bc), x, sc, PRECISION)
+            ss = inner(tl.trans(bs), x, ss, PRECISION)
 
     MATRIX: tl.constexpr = D * DV
     STATES += (slot * HEADS + head).to(tl.int64) * (2 * MATRIX + 2 * D)
