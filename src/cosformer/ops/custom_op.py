@@ -6,11 +6,13 @@ A state travels as the two tensors of CosformerState.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from torch.nn import Parameter
 
 from cosformer.ops.angles import length_or
 
@@ -144,16 +146,18 @@ def define(
         ctx.set_materialize_grads(False)  # the kept states have none, and they are large
 
     def gradient(
-        ctx: Any, grad: Tensor | None, _den: Any, _kept: Any, gn: Tensor | None, gd: Tensor | None
-    ) -> tuple[Any, ...]:
+        ctx: Any, grad: Tensor | None, _den: Any, _kept: Any, gn: Tensor | None, gd: Tensor | None,
+        call: Callable[..., Outputs] | None = None,
+    ) -> tuple[Any, ...]:  # fmt: skip
         q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, out, den, kept = ctx.saved_tensors
         grad = torch.zeros_like(out) if grad is None else grad
         if gn is None and gd is not None:
             gn = gd.new_zeros((*gd.shape, v.shape[3]))
         if gd is None and gn is not None:
             gd = gn.new_zeros(gn.shape[:-1])
-        transformed = torch._C._are_functorch_transforms_active()
-        call = TransformableBackward.apply if transformed else backward_op
+        if call is None:
+            transformed = torch._C._are_functorch_transforms_active()
+            call = TransformableBackward.apply if transformed else backward_op
         dq, dk, dv, dn, dd = call(
             grad, gn if ctx.need_state else None, gd if ctx.need_state else None, q, k, v, out, den, kept,
             key_mask, cu_seqlens, numerator, denominator, positions, *ctx.settings,
@@ -196,14 +200,58 @@ def define(
         def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             return gradient(ctx, *grads)
 
+    def plain_forward(*inputs: Any) -> Outputs:
+        q, k, horizon = inputs[0], inputs[1], inputs[10]
+        with _exact(q):
+            return forward(*inputs[:10], length_or(horizon, q, k), *inputs[11:])
+
+    def plain_backward(*inputs: Any) -> Outputs:
+        q, k, horizon = inputs[3], inputs[4], inputs[16]
+        with _exact(q):
+            return backward(*inputs[:16], length_or(horizon, q, k), *inputs[17:])
+
+    class Plain(torch.autograd.Function):
+        """The same without the ops, whose wrappers cost the host more than the kernels of a short call."""
+
+        @staticmethod
+        def forward(*inputs: Any) -> Outputs:
+            return plain_forward(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+            setup_context(ctx, inputs, output)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            # Where a graph of the gradients is asked for, the op says that there is none.
+            return gradient(ctx, *grads) if torch.is_grad_enabled() else gradient(ctx, *grads, plain_backward)
+
     def attention(*inputs: Any) -> Outputs:
         if torch._C._are_functorch_transforms_active():
             return Transformable.apply(*inputs)
-        return forward_op(*inputs)
+        if _watched(inputs):
+            return forward_op(*inputs)
+        return Plain.apply(*inputs) if inputs[-1] else plain_forward(*inputs)
 
     forward_op.register_vmap(_vmap(forward_op, tensors=8, cu_seqlens=4))
     backward_op.register_vmap(_vmap(backward_op, tensors=14, cu_seqlens=10))
     return attention, forward_op, backward_op
+
+
+def _watched(inputs: tuple[Any, ...]) -> bool:
+    """Whether someone traces, counts or replaces operations, and so must see an op."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or inputs[0].is_meta
+        or any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in inputs)
+    )
+
+
+def _exact(q: Tensor) -> Any:
+    """No autocast inside; to leave it costs, so only where there is one."""
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _vmap(op: Any, tensors: int, cu_seqlens: int) -> Any:

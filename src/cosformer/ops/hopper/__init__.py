@@ -1,0 +1,13 @@
+"""The operator on Hopper GPUs (H100, H200), in Gluon. Imported only when it is chosen.
+
+support.py   what it can do, and for which versions of Triton
+tiles.py     what every kernel does with its tiles: where they lie, how they come and go, their phases
+forward.py   causal attention: one walk, the state in registers
+queries.py   the gradient of q in causal attention
+keys.py      the gradients of k and v in causal attention
+states.py    the state of a stretch of rows
+apply.py     bidirectional and cross attention, and their gradients
+launch.py    starting a kernel at little cost to the host
+call.py      the kernels of one call as methods
+run.py       which kernels make up a forward and a backward
+"""

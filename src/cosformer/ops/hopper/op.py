@@ -1,0 +1,92 @@
+"""The kernels for Hopper as an op of the library."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.custom_op import Outputs, Shape, define
+from cosformer.ops.hopper import run, tape
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    numerator: Tensor | None,
+    denominator: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    offset: int,
+    horizon: float,
+    eps: float,
+    need_state: bool,
+    keep: bool,
+) -> Outputs:
+    with _device(q):
+        out, d, state, z = tape.call(
+            run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
+            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None,
+        )  # fmt: skip
+        kept = state if keep and not causal else d.new_empty((0,))
+        if not need_state:
+            return out, d, kept, d.new_empty((0,)), d.new_empty((0,))
+        return out, d, kept, *run.public(state, z, k.shape[3], v.shape[3])
+
+
+def _backward(
+    grad: Tensor,
+    grad_numerator: Tensor | None,
+    grad_denominator: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    den: Tensor,
+    kept: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    numerator: Tensor | None,
+    denominator: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    offset: int,
+    horizon: float,
+    eps: float,
+) -> Outputs:
+    with _device(q):
+        dq, dk, dv, state, z = tape.call(
+            run.backward,
+            (
+                grad, grad_numerator, grad_denominator, q, k, v, out, den, kept if kept.numel() else None,
+                key_mask, cu_seqlens, numerator, denominator, positions,
+            ),
+            (causal, offset, horizon, eps), again=cu_seqlens is None,
+        )  # fmt: skip
+        if numerator is None:
+            return dq, dk, dv, den.new_empty((0,)), den.new_empty((0,))
+        return dq, dk, dv, *run.public(state, z, k.shape[3], v.shape[3])
+
+
+def _shapes(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
+) -> tuple[Shape, Shape]:
+    batch, tq, heads, _ = q.shape
+    kept = (_rows(q, cu_seqlens), k.shape[2], 2 * k.shape[3] * (v.shape[3] + 1))
+    return (batch, heads, tq), kept if keep and not causal else (0,)
+
+
+def _rows(q: Tensor, cu_seqlens: Tensor | None) -> int:
+    return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
+def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
+    """Kernels start on the current device: make that the tensors' own."""
+    if x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+hopper_attention, hopper_forward, hopper_backward = define("hopper", _forward, _backward, _shapes)
