@@ -223,8 +223,10 @@ def define(
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            grad, den, kept, gn, gd = grads
             # Where a graph of the gradients is asked for, the op says that there is none.
-            return gradient(ctx, *grads) if torch.is_grad_enabled() else gradient(ctx, *grads, plain_backward)
+            call = None if torch.is_grad_enabled() else plain_backward
+            return gradient(ctx, grad, den, kept, gn, gd, call)
 
     def attention(*inputs: Any) -> Outputs:
         if torch._C._are_functorch_transforms_active():

@@ -45,9 +45,9 @@ def assert_right(case, backend="hopper"):
 @pytest.fixture(params=["whole", "pieces"])
 def cut(request, monkeypatch):
     """Sequences in one piece, and in several that run side by side."""
-    from cosformer.ops.hopper import call, tape
+    from cosformer.ops.hopper import cutting, tape
 
-    monkeypatch.setattr(call, "SHORTEST", 10**9 if request.param == "whole" else 64)
+    monkeypatch.setattr(cutting, "SHORTEST", 10**9 if request.param == "whole" else 64)
     monkeypatch.setattr(tape, "_tapes", {})
 
 
@@ -142,6 +142,22 @@ def test_nan_in_a_real_token_is_not_hidden():
         out = type(case)(tensors, case.options).call("hopper")
         assert out[0, 7].isnan().all()
         assert out[0, 64:].isnan().all() == (name != "q")
+
+
+@both_ways
+def test_gradients_where_nothing_was_kept(causal):
+    """A forward that was not asked to keep anything may be differentiated all the same."""
+    from cosformer.ops.hopper.op import hopper_backward, hopper_forward
+
+    q, k, v, grad = (torch.randn(1, 2000, 2, 64, dtype=torch.bfloat16, device="cuda") for _ in range(4))
+    found = []
+    for keep in (True, False):
+        settings = (causal, 0, 4000.0, 1e-6)
+        out, d, kept, _, _ = hopper_forward(q, k, v, *[None] * 5, *settings, False, keep)
+        assert (kept.numel() > 0) == keep
+        found.append(hopper_backward(grad, None, None, q, k, v, out, d, kept, *[None] * 5, *settings))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert found[0][0].abs().max() > 0
 
 
 def inputs(*shape):
@@ -239,8 +255,9 @@ def test_calls_played_again(causal):
 
 
 @both_ways
-def test_torch_compile(causal):
-    x = inputs(2, 300, 4, 64)
+@pytest.mark.parametrize("length", [300, 3000])
+def test_torch_compile(length, causal):
+    x = inputs(2, length, 4, 64)
     grad = torch.randn_like(x[2])
 
     def f(q, k, v):
@@ -263,9 +280,10 @@ def test_auto_chooses_it_where_it_can_serve():
 
 
 @both_ways
-def test_opcheck(causal):
+@pytest.mark.parametrize(("length", "need_state"), [(70, False), (2000, False), (2000, True)])
+def test_opcheck(length, need_state, causal):
     from cosformer.ops.hopper.op import hopper_forward
 
-    q, k, v = inputs(1, 70, 2, 64)
-    args = (q, k, v, None, None, None, None, None, causal, 0, 140.0, 1e-6, False, True)
+    q, k, v = inputs(1, length, 2, 64)
+    args = (q, k, v, None, None, None, None, None, causal, 0, 4000.0, 1e-6, need_state, True)
     torch.library.opcheck(hopper_forward, args)

@@ -42,6 +42,7 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     spread,
+    sync,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
@@ -123,13 +124,13 @@ def apply_o(
         d = gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))
         result = (acc * (1.0 / gl.maximum(d, eps))[:, None]).to(gl.bfloat16)
         tma.store_wait(1)
-        gl.thread_barrier()
+        sync()
         if t + STAGES < chunks:
             mbarrier.expect(bars.index(stage), BYTES)
             fetch(q, qs.index(stage), bars.index(stage), batch, token + STAGES * CHUNK, head)
         flat(out.index(t % 2)).store(result)
         fence_async_shared()
-        gl.thread_barrier()
+        sync()
         if PACKED and first + CHUNK > end:
             put(O + head * DV, HEADS * DV, token, end - first, result, DV, RESULT)
         else:
@@ -190,6 +191,7 @@ def apply_dq(
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     no_e = gl.zeros([CHUNK, PARTS], gl.float32, left(RESULT))
     vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
+    d = gl.load(DEN + vectors + begin + of_q, mask=begin + of_q < end, other=1.0)
     for t in range(chunks):
         stage = t % STAGES
         first = begin + t * CHUNK
@@ -202,7 +204,6 @@ def apply_dq(
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
         inside = first + of_q < end
-        d = gl.load(DEN + vectors + first + of_q, mask=inside, other=1.0)
         cos, sin = phases(origin + first + of_q, theta)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         tile_q = flat(qs.index(stage))
@@ -235,12 +236,13 @@ def apply_dq(
         r_y = gl.convert_layout(r, of_rows(RESULT))
         y = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
         y = gl.where(tile_q.load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
+        d = gl.load(DEN + vectors + first + CHUNK + of_q, mask=first + CHUNK + of_q < end, other=1.0)
         rc, rs = warpgroup_mma_wait(num_outstanding=0, deps=[rc_next, rs_next])
         tma.store_wait(0)
-        gl.thread_barrier()
+        sync()
         flat(out.index(0)).store(y)
         fence_async_shared()
-        gl.thread_barrier()
+        sync()
         if PACKED and first + CHUNK > end:
             put(DQ + head * D, HEADS * D, token, end - first, y, D, RESULT)
         else:
@@ -329,7 +331,7 @@ def apply_dkv(
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
         tma.store_wait(0)
-        gl.thread_barrier()
+        sync()
         flat(out.index(0)).store(y)
         w, k_c, k_s = warpgroup_mma_wait(num_outstanding=0, deps=[w, k_c, k_s])
         if MASKED:
@@ -337,7 +339,7 @@ def apply_dkv(
         w = w.to(gl.bfloat16)
         flat(out.index(1)).store(w)
         fence_async_shared()
-        gl.thread_barrier()
+        sync()
         if PACKED and first + CHUNK > end:
             put(DK + head * D, HEADS * D, token, end - first, y, D, RESULT)
             put(DV_ + head * DV, HEADS * DV, token, end - first, w, DV, RESULT)

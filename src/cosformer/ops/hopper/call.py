@@ -1,13 +1,14 @@
 """The kernels of one call as methods: their tensors, descriptions, tables and sizes put in place."""
 
 import math
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosformer.ops.hopper.apply import apply_dkv, apply_dq, apply_o
+from cosformer.ops.hopper.cutting import CHUNK, to_apply, to_sum, to_walk, width_of
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
 from cosformer.ops.hopper.launch import describe, fits
@@ -18,25 +19,17 @@ from cosformer.ops.triton.kernels import NOTHING, SCANNED, State
 from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
 from cosformer.ops.triton.states import scan
 
-CHUNK = 64
-SHORTEST = 256  # tokens: below this a piece's state weighs as much as its rows
-# Stages of the copies, by kernel and width: as many as shared memory holds (with two blocks a
-# multiprocessor where heads are 64 wide).
-STAGES = {
-    "walk_o": {64: 2, 128: 2},
-    "walk_dq": {64: 2, 128: 1},
-    "walk_dkv": {64: 2, 128: 1},
-    "absorb": {64: 3, 128: 3},
-    "apply_o": {64: 2, 128: 2},
-    "apply_dq": {64: 2, 128: 2},
-    "apply_dkv": {64: 2, 128: 2},
+# Stages of the copies, and warps, by kernel and width: what was fastest of what shared memory holds.
+SIZES = {
+    "walk_o": {64: (2, 4), 128: (2, 8)},
+    "walk_dq": {64: (2, 4), 128: (1, 8)},
+    "walk_dkv": {64: (2, 4), 128: (1, 8)},
+    "absorb": {64: (2, 4), 128: (4, 8)},
+    "apply_o": {64: (2, 4), 128: (2, 4)},
+    "apply_dq": {64: (2, 4), 128: (2, 8)},
+    "apply_dkv": {64: (2, 4), 128: (2, 8)},
 }
-APPLIED = {64: 512, 128: 1024}  # tokens a block applies a state to, where there are enough
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+VARIANT = {64: 0, 128: 2}
 
 
 class Call:
@@ -54,9 +47,7 @@ class Call:
         self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
         self.group = self.heads // self.key_heads
         self.dims = (k.shape[3], v.shape[3])
-        self.width = 64 if max(self.dims) <= 64 else 128
-        self.warps = 4 if self.width == 64 else 8
-        self.blocks = multiprocessors(q.device) * (2 if self.width == 64 else 1)  # at work at a time
+        self.width = width_of(*self.dims)
         self.rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.tq, self.tk = q.shape[1], k.shape[1]
         # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2].
@@ -97,7 +88,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, *self._sizes("walk_dq"),
+                begin is not None, VARIANT[self.width], *self._sizes("walk_dq"),
             ),
         )  # fmt: skip
 
@@ -201,29 +192,18 @@ class Call:
         return after
 
     def pieces_to_walk(self, every: bool) -> Pieces:
-        """One for every multiprocessor is enough; where there are fewer, as many as are at work at a time:
-        a piece more costs another pass over its keys."""
-        rows = self.rows if self.cu is None else 1
-        there = rows * self.heads
-        count = 1 if there >= 0.95 * multiprocessors(self.device) else self.blocks // there
-        return self._cut(self.tq, count, every)
+        return self._cut(to_walk, self.heads, self.tq, every)
 
-    def pieces_to_sum(self, length: int, heads: int) -> Pieces:
-        rows = self.rows if self.cu is None else 1
-        there = rows * heads
-        return self._cut(length, 1 if there >= 0.95 * self.blocks else -(-2 * self.blocks // there), True)
+    def pieces_to_sum(self, heads: int, length: int) -> Pieces:
+        return self._cut(to_sum, heads, length)
 
-    def pieces_to_apply(self, length: int, heads: int) -> Pieces:
-        rows = self.rows if self.cu is None else 1
-        least = -(-2 * self.blocks // (rows * heads))
-        return self._cut(length, max(least, -(-length // APPLIED[self.width])), True, shortest=CHUNK)
+    def pieces_to_apply(self, heads: int, length: int) -> Pieces:
+        return self._cut(to_apply, heads, length)
 
-    def _cut(self, length: int, count: int, every: bool, shortest: int = SHORTEST) -> Pieces:
-        count = max(1, min(count, length // shortest))
-        size = -(-length // (count * CHUNK)) * CHUNK
-        if self.cu is None:
-            return cut(self.rows, length, size)
-        return cut_documents(self.cu, length, size, every)
+    def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
+        rows = self.rows if self.cu is None else 1
+        size = rule(rows * heads, length, self.device, self.width)
+        return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
 
     def _scan(
         self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,
@@ -252,4 +232,4 @@ class Call:
         return [describe(self.tensors[n], CHUNK, self.width) for n in names]
 
     def _sizes(self, kernel: str) -> tuple[int, int]:
-        return STAGES[kernel][self.width], self.warps
+        return SIZES[kernel][self.width]

@@ -52,6 +52,7 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     spread,
+    sync,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
@@ -220,10 +221,10 @@ def walk_o(
         d += gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))
         result = (acc * (1.0 / gl.maximum(d, eps))[:, None]).to(gl.bfloat16)
         tma.store_wait(0)
-        gl.thread_barrier()
+        sync()
         flat(out.index(0)).store(result)
         fence_async_shared()
-        gl.thread_barrier()
+        sync()
         if PACKED and first + CHUNK > end:
             put(O + head * DV, HEADS * DV, token, end - first, result, DV, RESULT)
         else:

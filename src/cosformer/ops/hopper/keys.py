@@ -4,14 +4,16 @@
     dv_j  = sum_{i >= j} cos(theta_i - theta_j) (k'_j . r_i q'_i) g_i
 
 The state is R = sum_i phi(r_i q'_i) g_i^T with its own z, weighted by e. r goes onto q together with the
-phase, so that v and g go from the copy engine straight into products. Strictly in turn, because both
-results together would not leave room for R in 255 registers:
+phase, so that v and g go from the copy engine straight into products; phi(k) and phi(r q) are written
+over k and q. Strictly in turn, because both results together would not leave room for R in 255 registers:
 
     P = phi(k) phi(r q)^T above the diagonal -> dv = phi(k) R + P g -> out
-    A = v g^T + e above the diagonal -> X = v Rc^T + A (r q)_c + 1 (x) zc, Y likewise -> dk -> out
+    A = v g^T + e above the diagonal -> X = v Rc^T + A (r q)_c + 1 (x) zc, and on top of X cos / sin, in the
+    same registers, Y, its like with sines -> dk = sin (X cos / sin + Y) where k > 0 -> out
     R += phi(r q)^T g
 
-With W = 128 q and k are written over their own tiles, and X and Y share registers as in queries.py.
+r and e of the next chunk are asked for before this one is done. Two stages where W = 64 (111 KiB), one
+where W = 128 (193 KiB: S alone is 64).
 With grouped heads each query head writes its own part of dk and dv.
 
 Bytes: q, k, v, g read, dk and dv written: 6 tensors.
@@ -50,6 +52,7 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     spread,
+    sync,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride", "s_stride", "z_stride",
@@ -70,7 +73,6 @@ def walk_dkv(
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
-    IN_PLACE: gl.constexpr = W == 128
     TILE: gl.constexpr = CHUNK * W * 2
 
     pid = gl.program_id(0)
@@ -88,10 +90,7 @@ def walk_dkv(
     vs = room(STAGES, CHUNK, W)
     gs = room(STAGES, CHUNK, W)
     out = room(1, CHUNK, W)
-    if IN_PLACE:
-        ksin_room = scratch(CHUNK, W)
-    else:
-        qcos_room = scratch(CHUNK, W)
+    ksin_room = scratch(CHUNK, W)
     qsin_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
@@ -123,7 +122,6 @@ def walk_dkv(
         ss = gl.zeros([W, W], gl.float32, STATE)
 
     of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
-    of_k = gl.arange(0, CHUNK, layout=of_rows(left(SQUARE)))
     of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     i = gl.arange(0, CHUNK, layout=of_columns(SQUARE))
     j = gl.arange(0, CHUNK, layout=of_rows(SQUARE))
@@ -132,69 +130,51 @@ def walk_dkv(
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     ones = gl.full([CHUNK, RUNS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
     vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
+    last = begin + (chunks - 1) * CHUNK + of_q
+    r = gl.load(INVERSE + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
+    e = gl.load(E + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
     for t in range(chunks):
         stage = t % STAGES
         first = begin + (chunks - 1 - t) * CHUNK
         token = start + first
         zero = anew(t)
+        k_s = ksin_room.index(zero)
         q_s = qsin_room.index(zero)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        r = gl.load(INVERSE + vectors + first + of_q, mask=first + of_q < end, other=0.0)
-        e = gl.load(E + vectors + first + of_q, mask=first + of_q < end, other=0.0)
         s_c.store(sc.to(gl.bfloat16))
         s_s.store(ss.to(gl.bfloat16))
         z_c.store(zc.to(gl.bfloat16))
         z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_q, theta)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
-        tile_q = flat(qs.index(stage))
-        tile_k = flat(ks.index(stage))
+        q_c = flat(qs.index(stage))
+        k_c = flat(ks.index(stage))
         tile_v = flat(vs.index(stage))
         tile_g = flat(gs.index(stage))
         if PACKED and first + CHUNK > end:
             blank(tile_g, first + of_q < end, LINES)
-        x = tile_q.load(LINES)
+        x = q_c.load(LINES)
         phi_c = phased(x, cos * r)
         phi_s = phased(x, sin * r)
-        if IN_PLACE:
-            q_c = tile_q
-        else:
-            q_c = qcos_room.index(zero)
         q_c.store(phi_c)
         q_s.store(phi_s)
         zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
         zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
-        if IN_PLACE:
-            x = tile_k.load(LINES)
-            k_c = tile_k
-            k_s = ksin_room.index(zero)
-            k_c.store(phased(x, cos))
-            k_s.store(phased(x, sin))
-        else:
-            x = tile_k.load(left(SQUARE))
-            cos_k, sin_k = phases(origin + first + of_k, theta)
-            k_c = phased(x, cos_k)
-            k_s = phased(x, sin_k)
+        x = k_c.load(LINES)
+        k_c.store(phased(x, cos))
+        k_s.store(phased(x, sin))
         fence_async_shared()
         p = warpgroup_mma(k_c, q_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(k_s, q_s.permute((1, 0)), p, is_async=True)
         p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
         p = gl.convert_layout(gl.where(future, p, 0.0).to(gl.bfloat16), left(RESULT))
-        if IN_PLACE:
-            y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
-            y = warpgroup_mma(k_s, s_s, y, is_async=True)
-            y = warpgroup_mma(p, tile_g, y, is_async=True)
-            y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
-        else:
-            y_c = gl.convert_layout(k_c, left(RESULT))
-            y_s = gl.convert_layout(k_s, left(RESULT))
-            y = warpgroup_mma(y_c, s_c, no_result, use_acc=False, is_async=True)
-            y = warpgroup_mma(y_s, s_s, y, is_async=True)
-            y = warpgroup_mma(p, tile_g, y, is_async=True)
-            y, p, k_c, k_s = warpgroup_mma_wait(num_outstanding=0, deps=[y, p, k_c, k_s])
+        y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
+        y = warpgroup_mma(k_s, s_s, y, is_async=True)
+        y = warpgroup_mma(p, tile_g, y, is_async=True)
+        y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
         if MASKED:
             keep = gl.load(
                 MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=first + of_y < end, other=0
@@ -202,51 +182,44 @@ def walk_dkv(
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
         tma.store_wait(0)
-        gl.thread_barrier()
+        sync()
         flat(out.index(0)).store(y)
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), no_square, use_acc=False, is_async=True)
-        e = gl.load(E + vectors + first + i, mask=first + i < end, other=0.0)
+        e_i = gl.load(E + vectors + first + i, mask=first + i < end, other=0.0)
         fence_async_shared()
-        gl.thread_barrier()
+        sync()
         if PACKED and first + CHUNK > end:
             put(DV_ + head * DV, HEADS * DV, token, end - first, y, DV, RESULT)
         else:
             send(dv, out.index(0), batch, token, head)
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
-        a = gl.where(future, a + e[None, :], 0.0)
+        a = gl.where(future, a + e_i[None, :], 0.0)
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
         x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
         x = warpgroup_mma(ones, z_c, x, is_async=True)
         x = warpgroup_mma(a, q_c, x, is_async=True)
         cos_y, sin_y = phases(origin + first + of_y, theta)
-        if IN_PLACE:
-            x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
-            x = x * (cos_y / sin_y)[:, None]
-            x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
-            x = warpgroup_mma(ones, z_s, x, is_async=True)
-            x = warpgroup_mma(a, q_s, x, is_async=True)
-            sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
-            ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
-            x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
-            y = x * sin_y[:, None]
-        else:
-            y = warpgroup_mma(tile_v, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
-            y = warpgroup_mma(ones, z_s, y, is_async=True)
-            y = warpgroup_mma(a, q_s, y, is_async=True)
-            sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
-            ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
-            x, y, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, y, a])
-            y = x * cos_y[:, None] + y * sin_y[:, None]
-        y = gl.where(tile_k.load(RESULT) > 0, y, 0.0)
+        x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        x = x * (cos_y / sin_y)[:, None]
+        x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
+        x = warpgroup_mma(ones, z_s, x, is_async=True)
+        x = warpgroup_mma(a, q_s, x, is_async=True)
+        sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
+        ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
+        x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
+        y = gl.where(k_c.load(RESULT) > 0, x * sin_y[:, None], 0.0)
         if MASKED:
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
+        before = first - CHUNK + of_q
+        r = gl.load(INVERSE + vectors + before, mask=before >= begin, other=0.0)
+        e = gl.load(E + vectors + before, mask=before >= begin, other=0.0)
         sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
         tma.store_wait(0)
-        gl.thread_barrier()
+        sync()
         flat(out.index(0)).store(y)
         fence_async_shared()
-        gl.thread_barrier()
+        sync()
         if PACKED and first + CHUNK > end:
             put(DK + head * D, HEADS * D, token, end - first, y, D, RESULT)
         else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cosformer.ops.custom_op import Outputs, Shape, define
 from cosformer.ops.hopper import run, tape
+from cosformer.ops.hopper.cutting import states_to_keep, width_of
 
 
 def _forward(
@@ -26,11 +27,12 @@ def _forward(
     keep: bool,
 ) -> Outputs:
     with _device(q):
-        out, d, state, z = tape.call(
+        out, d, kept, state, z = tape.call(
             run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
             (causal, offset, horizon, eps, need_state), again=cu_seqlens is None,
         )  # fmt: skip
-        kept = state if keep and not causal else d.new_empty((0,))
+        if kept is None or not keep or (causal and cu_seqlens is not None):
+            kept = d.new_empty((0,))
         if not need_state:
             return out, d, kept, d.new_empty((0,)), d.new_empty((0,))
         return out, d, kept, *run.public(state, z, k.shape[3], v.shape[3])
@@ -73,13 +75,13 @@ def _backward(
 def _shapes(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
 ) -> tuple[Shape, Shape]:
-    batch, tq, heads, _ = q.shape
-    kept = (_rows(q, cu_seqlens), k.shape[2], 2 * k.shape[3] * (v.shape[3] + 1))
-    return (batch, heads, tq), kept if keep and not causal else (0,)
-
-
-def _rows(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    (batch, tq, heads, d), dv = q.shape, v.shape[3]
+    rows, kept = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1, 0
+    if keep and not causal:
+        kept = rows
+    elif keep and cu_seqlens is None:
+        kept = states_to_keep(rows, heads, tq, q.device, width_of(d, dv))
+    return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
 
 
 def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:

@@ -10,7 +10,8 @@ and only k passes through registers. For each chunk, with S and z as in the forw
     X = g Sc^T + A kc + e (x) zc, Y likewise with sines; dq = (cos X + sin Y) r where q > 0
 
 With W = 128 X and Y share their registers: X is multiplied by cos / sin, Y added on top, and the sum
-multiplied by sin. o, read first, and q, read last, have one stage each.
+multiplied by sin; phi(k) is written over k, and v, which is needed later than k and g, has one stage.
+o, read first, and q, read last, have one stage each.
 
 Bytes: q, k, v, o, g read and dq written: 6 tensors.
 """
@@ -48,6 +49,7 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     spread,
+    sync,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
@@ -60,14 +62,15 @@ def walk_dq(
     length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr,
+    VARIANT: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
-    IN_TURN: gl.constexpr = W == 128
+    IN_PLACE: gl.constexpr = VARIANT >= 1
+    IN_TURN: gl.constexpr = VARIANT == 2
     TILE: gl.constexpr = CHUNK * W * 2
 
     pid = gl.program_id(0)
@@ -86,7 +89,8 @@ def walk_dq(
     qs = room(1, CHUNK, W)
     os = room(1, CHUNK, W)
     out = room(1, CHUNK, W)
-    kc_room = scratch(CHUNK, W)
+    if not IN_PLACE:
+        kc_room = scratch(CHUNK, W)
     ks_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
@@ -132,18 +136,21 @@ def walk_dq(
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
+    d = gl.load(DEN + vectors + begin + of_g, mask=begin + of_g < end, other=1.0)
     for t in range(chunks):
         stage = t % STAGES
         first = begin + t * CHUNK
         token = start + first
         zero = anew(t)
-        k_c = kc_room.index(zero)
+        if IN_PLACE:
+            k_c = flat(ks.index(stage))
+        else:
+            k_c = kc_room.index(zero)
         k_s = ks_room.index(zero)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        d = gl.load(DEN + vectors + first + of_g, mask=first + of_g < end, other=1.0)
         s_c.store(sc.to(gl.bfloat16))
         s_s.store(ss.to(gl.bfloat16))
         z_c.store(zc.to(gl.bfloat16))
@@ -159,9 +166,6 @@ def walk_dq(
         mbarrier.wait(bar_o.index(0), t & 1)
         tile_g = flat(gs.index(stage))
         tile_v = flat(vs.index(stage))
-        if MASKED or PACKED:
-            if MASKED or first + CHUNK > end:
-                blank(tile_v, keep, LINES)
         grad = tile_g.load(left(SQUARE)).to(gl.float32)
         used = gl.sum(gl.abs(grad), axis=1) != 0.0
         e = -gl.sum(grad * flat(os.index(0)).load(left(SQUARE)).to(gl.float32), axis=1)
@@ -175,6 +179,9 @@ def walk_dq(
         k_s.store(phi_s)
         zc += in_runs(phi_c.to(gl.float32), RUNS)
         zs += in_runs(phi_s.to(gl.float32), RUNS)
+        if MASKED or PACKED:
+            if MASKED or first + CHUNK > end:
+                blank(tile_v, keep, LINES)
         fence_async_shared()
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
         sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
@@ -211,10 +218,10 @@ def walk_dq(
         mbarrier.wait(bar_q.index(0), t & 1)
         y = gl.where(flat(qs.index(0)).load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
         tma.store_wait(0)
-        gl.thread_barrier()
+        sync()
         flat(out.index(0)).store(y)
         fence_async_shared()
-        gl.thread_barrier()
+        sync()
         if PACKED and first + CHUNK > end:
             put(DQ + head * D, HEADS * D, token, end - first, y, D, RESULT)
         else:
@@ -228,6 +235,8 @@ def walk_dq(
             fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
             fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
             fetch(g, gs.index(stage), bars.index(stage), batch, token_next, head)
+        after = first + CHUNK + of_g
+        d = gl.load(DEN + vectors + after, mask=after < end, other=1.0)
         gl.store(E + vectors + first + of_g, e, mask=first + of_g < end)
         gl.store(INVERSE + vectors + first + of_g, r, mask=first + of_g < end)
     tma.store_wait(0)

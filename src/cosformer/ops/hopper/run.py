@@ -1,7 +1,8 @@
 """Which kernels make up a forward and a backward.
 
 Causal attention is a walk; a sequence cut into pieces first gets the states its pieces start from.
-Bidirectional and cross attention sum up a state and apply it. Only that one is kept for the backward.
+Bidirectional and cross attention sum up a state and apply it. Such states are kept for the backward, which
+sums them again where they were not (with packing, where their number depends on the documents).
 
 A state is two tensors, S and z, or one that holds both, one behind the other, and None.
 """
@@ -18,27 +19,27 @@ def forward(
     numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None, causal: bool, offset: int,
     horizon: float, eps: float, need_state: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """o [B, Tq, H, Dv], d [B, H, Tq] before eps, and the state after the last key; for bidirectional
-    attention always, for causal attention if needed."""
+    """o [B, Tq, H, Dv], d [B, H, Tq] before eps, what to keep, and the state after the last key if it is
+    needed."""
     out = tape.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
     came = _state(numerator, denominator)
     if not causal:
-        pieces = call.pieces_to_sum(k.shape[1], k.shape[2])
+        pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
         state = call.total(call.absorb("o", pieces), pieces, came)
-        call.apply_o(call.pieces_to_apply(q.shape[1], q.shape[2]), state)
-        return out, d, state.s, None
+        call.apply_o(call.pieces_to_apply(q.shape[2], q.shape[1]), state)
+        return out, d, state.s, state.s if need_state else None, None
     pieces = call.pieces_to_walk(every=need_state or came is not None)
     after: State | None
     if pieces.single:
         after = call.new_state(k.shape[2]) if need_state else None
         call.walk_o(pieces, came, after)
-        return out, d, *((None, None) if after is None else after[:2])
+        return out, d, None, *((None, None) if after is None else after[:2])
     begin, after = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=need_state)
     call.walk_o(pieces, begin, None)
-    return out, d, None if after is None else after.s, None
+    return out, d, begin.s, None if after is None else after.s, None
 
 
 def backward(
@@ -47,7 +48,7 @@ def backward(
     cu_seqlens: Tensor | None, numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None,
     causal: bool, offset: int, horizon: float, eps: float,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """dq, dk, dv, and the gradient of the state that came in. Without `kept` its sum is made again."""
+    """dq, dk, dv, and the gradient of the state that came in."""
     dq = tape.empty(tuple(q.shape), q.dtype)
     heads = q.shape[2] if causal else k.shape[2]
     dk, dv = (tape.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
@@ -56,13 +57,13 @@ def backward(
     came, back = _state(numerator, denominator), _state(grad_numerator, grad_denominator)
     if not causal:
         if kept is None:
-            pieces = call.pieces_to_sum(k.shape[1], k.shape[2])
+            pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
             state = call.total(call.absorb("o", pieces), pieces, came)
         else:
             state = State.within(kept, k.shape[3])
-        pieces = call.pieces_to_sum(q.shape[1], q.shape[2])
+        pieces = call.pieces_to_sum(q.shape[2], q.shape[1])
         r = call.total(call.apply_dq(pieces, state), pieces, back)
-        call.apply_dkv(call.pieces_to_apply(k.shape[1], k.shape[2]), r)
+        call.apply_dkv(call.pieces_to_apply(k.shape[2], k.shape[1]), r)
         return dq, dk, dv, r.s, None
     # Each query head has a gradient of the state of its own: what comes back is given to one of those
     # that share a key head, and what goes on is their sum.
@@ -74,7 +75,10 @@ def backward(
         before = call.new_state(call.heads) if came is not None else None
         call.walk_dkv(pieces, back, before)
     else:
-        begin, _ = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=False)
+        if kept is None:
+            begin, _ = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=False)
+        else:
+            begin = State.within(kept, k.shape[3])
         call.walk_dq(pieces, begin)
         begin, before = call.running(
             call.absorb("dv", pieces), pieces, back, backwards=True, total=came is not None

@@ -38,6 +38,7 @@ from cosformer.ops.hopper.tiles import (
     room,
     runs,
     scratch,
+    sync,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride"]
@@ -138,7 +139,7 @@ def absorb(
         sc = warpgroup_mma(b_c.permute((1, 0)), tile_c, sc, is_async=True)
         ss = warpgroup_mma(b_s.permute((1, 0)), tile_c, ss, is_async=True)
         sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
-        gl.thread_barrier()
+        sync()
         if t + STAGES < chunks:
             token = start + first + STAGES * CHUNK
             mbarrier.expect(bars.index(stage), BYTES)

@@ -26,6 +26,8 @@ CHUNK = gl.constexpr(64)
 # No cosine or sine is smaller: one may be divided by them, and a product with them keeps its sign. A
 # bfloat16 does not see the difference.
 LEAST = gl.constexpr(1e-6)
+# A barrier for all threads of a block, under its name in Triton 3.7 or in 3.6.
+sync = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.constexpr_function
