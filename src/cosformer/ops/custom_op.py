@@ -17,15 +17,19 @@ from torch.nn import Parameter
 from cosformer.ops.angles import length_or
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Some = tuple[Any, ...]  # the same, with None for what an op must give as an empty tensor
 Shape = tuple[int, ...]
+
+
+_PLAIN = (Tensor, Parameter)
 
 
 def define(
     name: str,
-    forward: Callable[..., Outputs],
-    backward: Callable[..., Outputs],
+    forward: Callable[..., Some],
+    backward: Callable[..., Some],
     shapes: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int, bool], tuple[Shape, Shape]],
-) -> tuple[Callable[..., Outputs], CustomOpDef, CustomOpDef]:
+) -> tuple[Callable[..., Some], CustomOpDef, CustomOpDef]:
     """Registers `cosformer::{name}_forward` and `cosformer::{name}_backward`; returns the function that
     calls them, differentiable wherever it is called from, and the two ops.
 
@@ -53,10 +57,11 @@ def define(
         """out, d, what is kept for the backward (nothing unless asked), and the outgoing numerator and
         denominator (empty unless needed)."""
         with torch.autocast(q.device.type, enabled=False):
-            return forward(
+            made = forward(
                 q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, causal, offset,
                 length_or(horizon, q, k), eps, need_state, keep,
             )  # fmt: skip
+        return _all(made)
 
     @forward_op.register_fake
     def _(
@@ -108,10 +113,11 @@ def define(
     ) -> Outputs:
         """The gradients of q, k, v and of the incoming numerator and denominator (empty without them)."""
         with torch.autocast(q.device.type, enabled=False):
-            return backward(
+            made = backward(
                 grad, grad_numerator, grad_denominator, q, k, v, out, den, kept, key_mask, cu_seqlens,
                 numerator, denominator, positions, causal, offset, length_or(horizon, q, k), eps,
             )  # fmt: skip
+        return _all(made)
 
     @backward_op.register_fake
     def _(
@@ -147,7 +153,7 @@ def define(
 
     def gradient(
         ctx: Any, grad: Tensor | None, _den: Any, _kept: Any, gn: Tensor | None, gd: Tensor | None,
-        call: Callable[..., Outputs] | None = None,
+        call: Callable[..., Some] | None = None,
     ) -> tuple[Any, ...]:  # fmt: skip
         q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, out, den, kept = ctx.saved_tensors
         grad = torch.zeros_like(out) if grad is None else grad
@@ -200,12 +206,12 @@ def define(
         def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
             return gradient(ctx, *grads)
 
-    def plain_forward(*inputs: Any) -> Outputs:
+    def plain_forward(*inputs: Any) -> Some:
         q, k, horizon = inputs[0], inputs[1], inputs[10]
         with _exact(q):
             return forward(*inputs[:10], length_or(horizon, q, k), *inputs[11:])
 
-    def plain_backward(*inputs: Any) -> Outputs:
+    def plain_backward(*inputs: Any) -> Some:
         q, k, horizon = inputs[3], inputs[4], inputs[16]
         with _exact(q):
             return backward(*inputs[:16], length_or(horizon, q, k), *inputs[17:])
@@ -214,7 +220,7 @@ def define(
         """The same without the ops, whose wrappers cost the host more than the kernels of a short call."""
 
         @staticmethod
-        def forward(*inputs: Any) -> Outputs:
+        def forward(*inputs: Any) -> Some:
             return plain_forward(*inputs)
 
         @staticmethod
@@ -228,7 +234,7 @@ def define(
             call = None if torch.is_grad_enabled() else plain_backward
             return gradient(ctx, grad, den, kept, gn, gd, call)
 
-    def attention(*inputs: Any) -> Outputs:
+    def attention(*inputs: Any) -> Some:
         if torch._C._are_functorch_transforms_active():
             return Transformable.apply(*inputs)
         if _watched(inputs):
@@ -242,12 +248,14 @@ def define(
 
 def _watched(inputs: tuple[Any, ...]) -> bool:
     """Whether someone traces, counts or replaces operations, and so must see an op."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or inputs[0].is_meta
-        or any(isinstance(x, Tensor) and type(x) not in (Tensor, Parameter) for x in inputs)
-    )
+    q, k, v = inputs[:3]
+    plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN and not q.is_meta
+    return not plain or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _all(made: Some) -> Outputs:
+    a, b, c, d, e = (made[0].new_empty((0,), dtype=torch.float32) if x is None else x for x in made)
+    return a, b, c, d, e
 
 
 def _exact(q: Tensor) -> Any:

@@ -1,5 +1,7 @@
 """The kernels for Hopper against the paper's equation, in every kind of call; only a GPU can run them."""
 
+import threading
+from functools import partial
 from itertools import product
 
 import pytest
@@ -252,6 +254,25 @@ def test_calls_played_again(causal):
         exact = results(in_double(x), "chunked", grad, causal=causal)
         for truth, mine in zip(exact, results(x, "hopper", grad, causal=causal), strict=True):
             assert distance(mine, truth) <= 5e-3
+
+
+@both_ways
+@pytest.mark.parametrize("again", [True, False], ids=["played", "written"])
+def test_a_fresh_thread(again, causal):
+    """It has no context of the GPU yet when its first tensors are to be described to the copy engine."""
+    from cosformer.ops.hopper import tape
+
+    x = [y.detach() for y in inputs(2, 300, 4, 64)]
+    here = cosformer_attention(*x, causal=causal, backend="hopper")
+    y = [z.clone() for z in x]
+    if not again:
+        tape._tapes.clear()
+    found = []
+    call = partial(cosformer_attention, *y, causal=causal, backend="hopper")
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], here)
 
 
 @both_ways

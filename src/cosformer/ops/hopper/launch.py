@@ -5,6 +5,7 @@ with them.
 """
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 _LAYOUT = NVMMASharedLayout(128, 16, rank=4)
 
 _compiled: dict[Any, Any] = {}
+_here = threading.local()
 
 
 class Address:
@@ -29,6 +31,14 @@ class Address:
 
     def data_ptr(self) -> int:
         return self.pointer
+
+
+def get_ready(device: torch.device) -> None:
+    """A thread has the context of its GPU only after a call of the CUDA runtime; a fresh one, as PyTorch's
+    own for the backward, may come here without. Descriptions cannot be encoded there."""
+    if device not in _here.__dict__.setdefault("devices", set()):
+        torch.cuda.mem_get_info(device)
+        _here.devices.add(device)
 
 
 def fits(x: Tensor) -> bool:

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from cosformer.ops.custom_op import Outputs, Shape, define
+from cosformer.ops.custom_op import Shape, Some, define
 from cosformer.ops.hopper import run, tape
 from cosformer.ops.hopper.cutting import states_to_keep, width_of
 
@@ -25,16 +25,16 @@ def _forward(
     eps: float,
     need_state: bool,
     keep: bool,
-) -> Outputs:
+) -> Some:
     with _device(q):
         out, d, kept, state, z = tape.call(
             run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
             (causal, offset, horizon, eps, need_state), again=cu_seqlens is None,
         )  # fmt: skip
-        if kept is None or not keep or (causal and cu_seqlens is not None):
-            kept = d.new_empty((0,))
+        if not keep or (causal and cu_seqlens is not None):
+            kept = None
         if not need_state:
-            return out, d, kept, d.new_empty((0,)), d.new_empty((0,))
+            return out, d, kept, None, None
         return out, d, kept, *run.public(state, z, k.shape[3], v.shape[3])
 
 
@@ -47,7 +47,7 @@ def _backward(
     v: Tensor,
     out: Tensor,
     den: Tensor,
-    kept: Tensor,
+    kept: Tensor | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     numerator: Tensor | None,
@@ -57,18 +57,19 @@ def _backward(
     offset: int,
     horizon: float,
     eps: float,
-) -> Outputs:
+) -> Some:
     with _device(q):
         dq, dk, dv, state, z = tape.call(
             run.backward,
             (
-                grad, grad_numerator, grad_denominator, q, k, v, out, den, kept if kept.numel() else None,
-                key_mask, cu_seqlens, numerator, denominator, positions,
+                grad, grad_numerator, grad_denominator, q, k, v, out, den,
+                None if kept is None or kept.numel() == 0 else kept, key_mask, cu_seqlens, numerator,
+                denominator, positions,
             ),
             (causal, offset, horizon, eps), again=cu_seqlens is None,
         )  # fmt: skip
         if numerator is None:
-            return dq, dk, dv, den.new_empty((0,)), den.new_empty((0,))
+            return dq, dk, dv, None, None
         return dq, dk, dv, *run.public(state, z, k.shape[3], v.shape[3])
 
 

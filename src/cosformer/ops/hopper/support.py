@@ -6,6 +6,7 @@ next. Asked without importing Triton.
 
 import importlib.metadata
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -41,6 +42,11 @@ def _reason() -> str | None:
     return None
 
 
+@cache
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)
+
+
 def _wrong_triton(version: str | None) -> str | None:
     if version is None:
         return "the package triton is not installed (pip install triton; CUDA builds of PyTorch bring it)"
@@ -64,7 +70,11 @@ def not_supported_reasons(
     if q.device.type != "cuda":
         reasons.append(f"the tensors are on {q.device.type}, and it runs on Hopper GPUs")
     else:
-        gpu = torch.cuda.get_device_properties(q.device)
+        gpu = (
+            _properties(q.device)
+            if not torch.compiler.is_compiling()
+            else (torch.cuda.get_device_properties(q.device))
+        )
         if (gpu.major, gpu.minor) != (9, 0):
             reasons.append(f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}, and 9.0 is needed")
     if q.dtype != torch.bfloat16:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from cosformer.ops.hopper.launch import encode, launcher, moved, start
+from cosformer.ops.hopper.launch import encode, get_ready, launcher, moved, start
 
 MOST = 1024  # tapes kept, and addresses a description is kept for
 
@@ -134,6 +134,7 @@ def call(
     """function(tape, *inputs, *settings), or the tape of an earlier call with the same layout and
     settings."""
     first: Any = inputs[0]
+    get_ready(first.device)
     addresses = [0 if x is None else x.data_ptr() for x in inputs]
     # Kernels are compiled for addresses that are multiples of 16. One tensor may be several inputs.
     same = tuple([addresses.index(n) for n in addresses])
