@@ -6,8 +6,11 @@ forward.py   causal attention: one walk, the state in registers
 queries.py   the gradient of q in causal attention
 keys.py      the gradients of k and v in causal attention
 states.py    the state of a stretch of rows
+fold.py      sums over heads that share a key head
 apply.py     bidirectional and cross attention, and their gradients
-launch.py    starting a kernel at little cost to the host
+cutting.py   how sequences are cut so that the whole GPU has work
+launch.py    what the copy engine must know of a tensor; Triton's launcher without its binder
+tape.py      calls written down once and played again
 call.py      the kernels of one call as methods
 run.py       which kernels make up a forward and a backward
 """

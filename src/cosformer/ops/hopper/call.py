@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cosformer.ops.hopper.apply import apply_dkv, apply_dq, apply_o
 from cosformer.ops.hopper.cutting import CHUNK, to_apply, to_sum, to_walk, width_of
+from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
 from cosformer.ops.hopper.launch import describe, fits
@@ -23,13 +24,13 @@ from cosformer.ops.triton.states import scan
 SIZES = {
     "walk_o": {64: (2, 4), 128: (2, 8)},
     "walk_dq": {64: (2, 4), 128: (1, 8)},
-    "walk_dkv": {64: (2, 4), 128: (1, 8)},
+    "walk_dkv": {64: (2, 4), 128: (2, 8)},
     "absorb": {64: (2, 4), 128: (4, 8)},
     "apply_o": {64: (2, 4), 128: (2, 4)},
     "apply_dq": {64: (2, 4), 128: (2, 8)},
     "apply_dkv": {64: (2, 4), 128: (2, 8)},
 }
-VARIANT = {64: 0, 128: 2}
+ORDER = {64: 0, 128: 1}
 
 
 class Call:
@@ -71,7 +72,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, after is not None, *self._sizes("walk_o"),
+                begin is not None, after is not None, ORDER[self.width], *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
@@ -88,7 +89,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, VARIANT[self.width], *self._sizes("walk_dq"),
+                begin is not None, *self._sizes("walk_dq"),
             ),
         )  # fmt: skip
 
@@ -144,7 +145,7 @@ class Call:
 
     def apply_dq(self, pieces: Pieces, state: State) -> Tensor:
         """Also gives R of each piece, [slots, key heads, 2 D (Dv + 1)]."""
-        states = self._states(pieces.slots * self.group, self.key_heads)
+        states = self._states(pieces.slots, self.group * self.key_heads)
         self.tape.start(
             apply_dq, self.heads * pieces.count,
             (
@@ -159,7 +160,8 @@ class Call:
         )  # fmt: skip
         if self.group == 1:
             return states
-        return states.unflatten(0, (pieces.slots, self.group)).sum(1)
+        shape = (pieces.slots, self.key_heads, states.shape[2])
+        return self.fold(states, shape, self.key_heads * states.shape[2])
 
     def apply_dkv(self, pieces: Pieces, state: State) -> None:
         self.tape.start(
@@ -174,6 +176,15 @@ class Call:
                 *self._sizes("apply_dkv"),
             ),
         )  # fmt: skip
+
+    def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
+        """Sums over groups of `width` numbers."""
+        sums = self.tape.empty(shape, parts.dtype)
+        self.tape.start_plain(
+            fold, -(-sums.numel() // BLOCK), parts, sums, sums.numel(), GROUP=self.group, WIDTH=width,
+            BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+        return sums
 
     def running(
         self, states: Tensor, pieces: Pieces, came: State | None, *, backwards: bool, total: bool

@@ -65,7 +65,7 @@ def walk_o(
     pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
-    STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    STORED: gl.constexpr, ORDER: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from; S_OUT,
     Z_OUT: the state after the last chunk."""
@@ -189,9 +189,11 @@ def walk_o(
         fence_async_shared()
         p = warpgroup_mma(q_c, k_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(q_s, k_s.permute((1, 0)), p, is_async=True)
-        sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-        ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
-        p = warpgroup_mma_wait(num_outstanding=2, deps=[p])
+        if ORDER != 1:
+            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
+        if ORDER == 0:
+            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+        p = warpgroup_mma_wait(num_outstanding=2 if ORDER == 0 else (0 if ORDER == 1 else 1), deps=[p])
         p = gl.where(past, p, 0.0)
         d = gl.sum(p, axis=1)
         weights = gl.convert_layout(p.to(gl.bfloat16), left(RESULT))
@@ -201,8 +203,12 @@ def walk_o(
             parts = warpgroup_mma(q_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
             parts = warpgroup_mma(q_s, z_s.permute((1, 0)), parts, is_async=True)
             acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
-            acc, parts, sc, ss, weights = warpgroup_mma_wait(
-                num_outstanding=0, deps=[acc, parts, sc_next, ss_next, weights]
+            if ORDER == 1:
+                sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
+            if ORDER >= 1:
+                ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            acc, parts, weights = warpgroup_mma_wait(
+                num_outstanding=0 if ORDER == 0 else (2 if ORDER == 1 else 1), deps=[acc, parts, weights]
             )
         else:
             acc_c = gl.convert_layout(q_c, left(RESULT))
@@ -214,8 +220,13 @@ def walk_o(
             parts = warpgroup_mma(z_q, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
             parts = warpgroup_mma(z_r, z_s.permute((1, 0)), parts, is_async=True)
             acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
-            acc, parts, sc, ss, weights, q_c, q_s = warpgroup_mma_wait(
-                num_outstanding=0, deps=[acc, parts, sc_next, ss_next, weights, q_c, q_s]
+            if ORDER == 1:
+                sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
+            if ORDER >= 1:
+                ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            acc, parts, weights, q_c, q_s = warpgroup_mma_wait(
+                num_outstanding=0 if ORDER == 0 else (2 if ORDER == 1 else 1),
+                deps=[acc, parts, weights, q_c, q_s],
             )
         d = gl.convert_layout(d, of_rows(RESULT))
         d += gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))
@@ -223,6 +234,7 @@ def walk_o(
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(result)
+        sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:

@@ -12,8 +12,8 @@ over k and q. Strictly in turn, because both results together would not leave ro
     same registers, Y, its like with sines -> dk = sin (X cos / sin + Y) where k > 0 -> out
     R += phi(r q)^T g
 
-r and e of the next chunk are asked for before this one is done. Two stages where W = 64 (111 KiB), one
-where W = 128 (193 KiB: S alone is 64).
+r and e of the next chunk are asked for before this one is done. Two stages (111 KiB); where W = 128 there
+is room for one of v and g, which are needed later than q and k (225 KiB: R alone takes 64).
 With grouped heads each query head writes its own part of dk and dv.
 
 Bytes: q, k, v, g read, dk and dv written: 6 tensors.
@@ -74,6 +74,7 @@ def walk_dkv(
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     TILE: gl.constexpr = CHUNK * W * 2
+    LATE: gl.constexpr = STAGES if W == 64 else 1  # stages of v and g
 
     pid = gl.program_id(0)
     head = pid % HEADS
@@ -87,8 +88,8 @@ def walk_dkv(
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
-    vs = room(STAGES, CHUNK, W)
-    gs = room(STAGES, CHUNK, W)
+    vs = room(LATE, CHUNK, W)
+    gs = room(LATE, CHUNK, W)
     out = room(1, CHUNK, W)
     ksin_room = scratch(CHUNK, W)
     qsin_room = scratch(CHUNK, W)
@@ -97,14 +98,19 @@ def walk_dkv(
     zc_room = scratch(RUNS, W)
     zs_room = scratch(RUNS, W)
     bars = barriers(STAGES)
+    late_bars = barriers(LATE)
     for i in gl.static_range(STAGES):
         if i < chunks:
             token = start + begin + (chunks - 1 - i) * CHUNK
-            mbarrier.expect(bars.index(i), 4 * TILE)
+            mbarrier.expect(bars.index(i), 2 * TILE)
             fetch(q, qs.index(i), bars.index(i), batch, token, head)
             fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
-            fetch(v, vs.index(i), bars.index(i), batch, token, key_head)
-            fetch(g, gs.index(i), bars.index(i), batch, token, head)
+    for i in gl.static_range(LATE):
+        if i < chunks:
+            token = start + begin + (chunks - 1 - i) * CHUNK
+            mbarrier.expect(late_bars.index(i), 2 * TILE)
+            fetch(v, vs.index(i), late_bars.index(i), batch, token, key_head)
+            fetch(g, gs.index(i), late_bars.index(i), batch, token, head)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
@@ -135,6 +141,7 @@ def walk_dkv(
     e = gl.load(E + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
     for t in range(chunks):
         stage = t % STAGES
+        late = t % LATE
         first = begin + (chunks - 1 - t) * CHUNK
         token = start + first
         zero = anew(t)
@@ -152,10 +159,8 @@ def walk_dkv(
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         q_c = flat(qs.index(stage))
         k_c = flat(ks.index(stage))
-        tile_v = flat(vs.index(stage))
-        tile_g = flat(gs.index(stage))
-        if PACKED and first + CHUNK > end:
-            blank(tile_g, first + of_q < end, LINES)
+        tile_v = flat(vs.index(late))
+        tile_g = flat(gs.index(late))
         x = q_c.load(LINES)
         phi_c = phased(x, cos * r)
         phi_s = phased(x, sin * r)
@@ -169,6 +174,10 @@ def walk_dkv(
         fence_async_shared()
         p = warpgroup_mma(k_c, q_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(k_s, q_s.permute((1, 0)), p, is_async=True)
+        mbarrier.wait(late_bars.index(late), (t // LATE) & 1)
+        if PACKED and first + CHUNK > end:
+            blank(tile_g, first + of_q < end, LINES)
+            fence_async_shared()
         p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
         p = gl.convert_layout(gl.where(future, p, 0.0).to(gl.bfloat16), left(RESULT))
         y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
@@ -226,11 +235,14 @@ def walk_dkv(
             send(dk, out.index(0), batch, token, head)
         if t + STAGES < chunks:
             token_next = token - STAGES * CHUNK
-            mbarrier.expect(bars.index(stage), 4 * TILE)
+            mbarrier.expect(bars.index(stage), 2 * TILE)
             fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
             fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
-            fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
-            fetch(g, gs.index(stage), bars.index(stage), batch, token_next, head)
+        if t + LATE < chunks:
+            token_next = token - LATE * CHUNK
+            mbarrier.expect(late_bars.index(late), 2 * TILE)
+            fetch(v, vs.index(late), late_bars.index(late), batch, token_next, key_head)
+            fetch(g, gs.index(late), late_bars.index(late), batch, token_next, head)
     tma.store_wait(0)
     if STORED:
         index = (slot * HEADS + head).to(gl.int64)

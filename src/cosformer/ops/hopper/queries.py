@@ -7,11 +7,11 @@ and only k passes through registers. For each chunk, with S and z as in the forw
 
     e = -(g . o), r = 1 / max(d, eps); both are written for keys.py
     A = g v^T + e below the diagonal; S += phi(k)^T v runs on meanwhile
-    X = g Sc^T + A kc + e (x) zc, Y likewise with sines; dq = (cos X + sin Y) r where q > 0
+    X = g Sc^T + A kc + e (x) zc, and on top of X cos / sin, in the same registers, Y, its like with sines
+    dq = r sin (X cos / sin + Y) where q > 0
 
-With W = 128 X and Y share their registers: X is multiplied by cos / sin, Y added on top, and the sum
-multiplied by sin; phi(k) is written over k, and v, which is needed later than k and g, has one stage.
-o, read first, and q, read last, have one stage each.
+phi(k) is written over k. o, read first, and q, read last, have one stage each; k, v and g two where
+W = 64 (102 KiB), one where W = 128 (193 KiB). d of the next chunk is asked for before this one is done.
 
 Bytes: q, k, v, o, g read and dq written: 6 tensors.
 """
@@ -62,15 +62,13 @@ def walk_dq(
     length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
-    VARIANT: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
-    IN_PLACE: gl.constexpr = VARIANT >= 1
-    IN_TURN: gl.constexpr = VARIANT == 2
     TILE: gl.constexpr = CHUNK * W * 2
 
     pid = gl.program_id(0)
@@ -89,8 +87,6 @@ def walk_dq(
     qs = room(1, CHUNK, W)
     os = room(1, CHUNK, W)
     out = room(1, CHUNK, W)
-    if not IN_PLACE:
-        kc_room = scratch(CHUNK, W)
     ks_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
@@ -142,10 +138,7 @@ def walk_dq(
         first = begin + t * CHUNK
         token = start + first
         zero = anew(t)
-        if IN_PLACE:
-            k_c = flat(ks.index(stage))
-        else:
-            k_c = kc_room.index(zero)
+        k_c = flat(ks.index(stage))
         k_s = ks_room.index(zero)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
@@ -172,7 +165,7 @@ def walk_dq(
         e = gl.where(used & (d >= eps), e, 0.0)
         bound = gl.where(d < eps, eps, d)
         r = gl.where(used, 1.0 / bound, 0.0)
-        x = flat(ks.index(stage)).load(LINES)
+        x = k_c.load(LINES)
         phi_c = phased(x, cos)
         phi_s = phased(x, sin)
         k_c.store(phi_c)
@@ -199,22 +192,13 @@ def walk_dq(
         x = warpgroup_mma(a, k_c, x, is_async=True)
         cos_y, sin_y = phases(origin + first + of_y, theta)
         r_y = gl.convert_layout(r, of_rows(RESULT))
-        if IN_TURN:
-            x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
-            x = x * (cos_y / sin_y)[:, None]
-            x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
-            x = warpgroup_mma(columns, z_s, x, is_async=True)
-            x = warpgroup_mma(a, k_s, x, is_async=True)
-            x, a, columns = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, columns])
-            y = x * (sin_y * r_y)[:, None]
-        else:
-            y = warpgroup_mma(tile_g, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
-            y = warpgroup_mma(columns, z_s, y, is_async=True)
-            y = warpgroup_mma(a, k_s, y, is_async=True)
-            x, y, sc, ss, a, columns = warpgroup_mma_wait(
-                num_outstanding=0, deps=[x, y, sc_next, ss_next, a, columns]
-            )
-            y = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
+        x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
+        x = x * (cos_y / sin_y)[:, None]
+        x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
+        x = warpgroup_mma(columns, z_s, x, is_async=True)
+        x = warpgroup_mma(a, k_s, x, is_async=True)
+        x, a, columns = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, columns])
+        y = x * (sin_y * r_y)[:, None]
         mbarrier.wait(bar_q.index(0), t & 1)
         y = gl.where(flat(qs.index(0)).load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
         tma.store_wait(0)

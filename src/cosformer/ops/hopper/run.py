@@ -85,7 +85,7 @@ def backward(
         )
         call.walk_dkv(pieces, begin, None)
     if call.group > 1:
-        dk, dv = (x.unflatten(2, (call.key_heads, call.group)).sum(3) for x in (dk, dv))
+        dk, dv = (call.fold(part, tuple(x.shape), x.shape[3]) for part, x in ((dk, k), (dv, v)))
         before = None if before is None else _together(before, call)
     if before is None:
         return dq, dk, dv, None, None
