@@ -7,7 +7,7 @@ queries.py   the gradient of q in causal attention
 keys.py      the gradients of k and v in causal attention
 states.py    the state of a stretch of rows
 fold.py      sums over heads that share a key head
-apply.py     bidirectional and cross attention, and their gradients
+apply.py     bidirectional and cross attention; apply_gradients.py: their gradients
 cutting.py   how sequences are cut so that the whole GPU has work
 launch.py    what the copy engine must know of a tensor; Triton's launcher without its binder
 tape.py      calls written down once and played again

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.hopper.apply import apply_dkv, apply_dq, apply_o
+from cosformer.ops.hopper.apply import apply_o
+from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
 from cosformer.ops.hopper.cutting import CHUNK, to_apply, to_sum, to_walk, width_of
 from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
@@ -30,7 +31,6 @@ SIZES = {
     "apply_dq": {64: (2, 4), 128: (2, 8)},
     "apply_dkv": {64: (2, 4), 128: (2, 8)},
 }
-ORDER = {64: 0, 128: 1}
 
 
 class Call:
@@ -72,7 +72,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, after is not None, ORDER[self.width], *self._sizes("walk_o"),
+                begin is not None, after is not None, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 

@@ -12,11 +12,13 @@ and for each chunk:
     1. S and z of the chunks before -> bfloat16 -> shared memory
     2. k -> phi(k) -> shared memory; q -> phi(q) -> registers, as first operands of products (with W = 128
        both are written over their own tiles: the registers are full)
-    3. P = phi(q) phi(k)^T; S += phi(k)^T v, which runs on while P is masked and summed to d
+    3. P = phi(q) phi(k)^T; masked and summed to d, while S += phi(k)^T v runs
     4. o = (phi(q) S + P v) / d, d += phi(q) z
-    5. o -> shared memory -> copy engine; the next q, k, v are asked for
+    5. o -> shared memory -> copy engine (with W = 128, S += phi(k)^T v runs here); the next q, k, v are
+       asked for
 
-Bytes: q, k, v read and o written once (the floor), and d, 3 % of a tensor.
+Bytes: q, k, v read and o written once (the floor), and d, 3 % of a tensor. Measured on an H200 with 16
+heads and 32 rows of 2,048 tokens: 0.144 ms (floor 0.126); 0.569 ms where W = 128 (floor 0.251).
 """
 
 from triton.experimental import gluon
@@ -65,7 +67,7 @@ def walk_o(
     pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
-    STORED: gl.constexpr, ORDER: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from; S_OUT,
     Z_OUT: the state after the last chunk."""
@@ -189,11 +191,12 @@ def walk_o(
         fence_async_shared()
         p = warpgroup_mma(q_c, k_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(q_s, k_s.permute((1, 0)), p, is_async=True)
-        if ORDER != 1:
+        if IN_PLACE:
+            p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
+        else:
             sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-        if ORDER == 0:
             ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
-        p = warpgroup_mma_wait(num_outstanding=2 if ORDER == 0 else (0 if ORDER == 1 else 1), deps=[p])
+            p = warpgroup_mma_wait(num_outstanding=2, deps=[p])
         p = gl.where(past, p, 0.0)
         d = gl.sum(p, axis=1)
         weights = gl.convert_layout(p.to(gl.bfloat16), left(RESULT))
@@ -203,13 +206,9 @@ def walk_o(
             parts = warpgroup_mma(q_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
             parts = warpgroup_mma(q_s, z_s.permute((1, 0)), parts, is_async=True)
             acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
-            if ORDER == 1:
-                sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-            if ORDER >= 1:
-                ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
-            acc, parts, weights = warpgroup_mma_wait(
-                num_outstanding=0 if ORDER == 0 else (2 if ORDER == 1 else 1), deps=[acc, parts, weights]
-            )
+            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
+            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            acc, parts, weights = warpgroup_mma_wait(num_outstanding=2, deps=[acc, parts, weights])
         else:
             acc_c = gl.convert_layout(q_c, left(RESULT))
             acc_s = gl.convert_layout(q_s, left(RESULT))
@@ -220,13 +219,8 @@ def walk_o(
             parts = warpgroup_mma(z_q, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
             parts = warpgroup_mma(z_r, z_s.permute((1, 0)), parts, is_async=True)
             acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
-            if ORDER == 1:
-                sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-            if ORDER >= 1:
-                ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
             acc, parts, weights, q_c, q_s = warpgroup_mma_wait(
-                num_outstanding=0 if ORDER == 0 else (2 if ORDER == 1 else 1),
-                deps=[acc, parts, weights, q_c, q_s],
+                num_outstanding=0, deps=[acc, parts, weights, q_c, q_s]
             )
         d = gl.convert_layout(d, of_rows(RESULT))
         d += gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))

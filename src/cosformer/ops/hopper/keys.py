@@ -16,7 +16,8 @@ r and e of the next chunk are asked for before this one is done. Two stages (111
 is room for one of v and g, which are needed later than q and k (225 KiB: R alone takes 64).
 With grouped heads each query head writes its own part of dk and dv.
 
-Bytes: q, k, v, g read, dk and dv written: 6 tensors.
+Bytes: q, k, v, g read, dk and dv written: 6 tensors. Measured as in forward.py: 0.255 ms (floor of these
+tensors 0.189); 0.914 ms where W = 128 (0.377).
 """
 
 from triton.experimental import gluon
