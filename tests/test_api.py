@@ -70,7 +70,7 @@ def test_state():
 
 def test_backends():
     found = {b.name: b for b in cosformer.backends()}
-    assert list(found) == ["triton", "chunked", "reference"]
+    assert list(found) == ["hopper", "triton", "chunked", "reference"]
     for backend in found.values():
         assert backend.summary
         assert backend.available == (backend.reason is None)

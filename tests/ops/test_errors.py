@@ -70,8 +70,8 @@ TYPES = [
     misuse("causal a string", TypeError, "causal", "True or False", "'yes'", causal="yes"),
     misuse("causal a number", TypeError, "causal", "True or False", "1", causal=1),
     misuse("return_state None", TypeError, "return_state", "True or False", "None", return_state=None),
-    misuse("unknown backend", ValueError, "backend", "auto, triton, chunked", "'cuda'", backend="cuda"),
-    misuse("backend None", ValueError, "backend", "auto, triton, chunked, reference", "None", backend=None),
+    misuse("unknown backend", ValueError, "backend", "auto, hopper, triton", "'cuda'", backend="cuda"),
+    misuse("backend None", ValueError, "backend", "triton, chunked, reference", "None", backend=None),
     misuse("query_offset a float", TypeError, "query_offset", "int", "float", query_offset=1.0),
     misuse("query_offset a bool", TypeError, "query_offset", "int", "bool", query_offset=True),
 ]  # fmt: skip

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.angles import length_or
+from cosformer.ops.hopper import support as hopper
 from cosformer.ops.reference import reference
 from cosformer.ops.state import CosformerState
 
@@ -99,6 +100,12 @@ def _run_triton(r: Request) -> Result:
     return _run_op(triton_attention, r)
 
 
+def _run_hopper(r: Request) -> Result:
+    from cosformer.ops.hopper.op import hopper_attention
+
+    return _run_op(hopper_attention, r)
+
+
 # Triton's interpreter runs kernels on the CPU: far too slow to serve, and good enough to test.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -139,6 +146,13 @@ def _not_for_triton(r: Request) -> list[str]:
     return reasons
 
 
+def _not_for_hopper(r: Request) -> list[str]:
+    # A state counts from the first key: that it is asked for fixes the origin there.
+    seen = r.state.seen if r.state is not None else 0 if r.return_state else None
+    packed = r.cu_seqlens is not None
+    return hopper.not_supported_reasons(r.q, r.k, r.v, r.causal, r.horizon, r.query_offset, packed, seen)
+
+
 def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
     """How many positions each row has seen after this call, and a bound on it that needs no look."""
     bound = r.k.shape[1] + (0 if r.state is None else r.state.seen)
@@ -151,6 +165,14 @@ def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
 
 # Fastest first; "auto" takes the first that is meant for the device, available, and supports the request.
 _BACKENDS = (
+    Backend(
+        "hopper",
+        "fused kernels for bfloat16 on Hopper GPUs (H100, H200), close to the speed of their memory",
+        hopper.not_available_reason,
+        _not_for_hopper,
+        _run_hopper,
+        devices=("cuda",),
+    ),
     Backend(
         "triton",
         "fused kernels, linear time, memory close to the tensors' own; CUDA GPUs",

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from torch.nn import Parameter
 
 from cosformer.ops.angles import length_or
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Results = tuple[Tensor | None, ...]  # None for an empty one
 Shape = tuple[int, ...]
+PLAIN = (Tensor, Parameter)
 
 
 def define(
@@ -239,7 +241,7 @@ def _somebody_watches(inputs: tuple[Any, ...]) -> bool:
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return True
     q, k, v, *_ = inputs
-    plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and not q.is_meta
+    plain = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN and not q.is_meta
     return not plain or torch._C._len_torch_function_stack() > 0
 
 

@@ -1,0 +1,247 @@
+"""The kernels of one call as methods: their tensors, descriptions, tables and sizes put in place."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.hopper.apply import apply_o
+from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
+from cosformer.ops.hopper.cutting import CHUNK, to_apply, to_sum, to_walk, width_of
+from cosformer.ops.hopper.fold import BLOCK, fold
+from cosformer.ops.hopper.forward import walk_o
+from cosformer.ops.hopper.keys import walk_dkv
+from cosformer.ops.hopper.launch import describe, fits
+from cosformer.ops.hopper.queries import walk_dq
+from cosformer.ops.hopper.states import absorb
+from cosformer.ops.hopper.tape import Tape
+from cosformer.ops.triton.carried import NOTHING, State
+from cosformer.ops.triton.kernels import SCANNED
+from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
+from cosformer.ops.triton.states import scan
+
+# Stages of the copies, and warps, by kernel and width: what was fastest of what shared memory holds.
+SIZES = {
+    "walk_o": {64: (2, 4), 128: (2, 8)},
+    "walk_dq": {64: (2, 4), 128: (1, 8)},
+    "walk_dkv": {64: (2, 4), 128: (2, 8)},
+    "absorb": {64: (2, 4), 128: (4, 8)},
+    "apply_o": {64: (2, 4), 128: (2, 4)},
+    "apply_dq": {64: (2, 4), 128: (2, 8)},
+    "apply_dkv": {64: (2, 4), 128: (2, 8)},
+}
+
+
+class Call:
+    def __init__(
+        self, tape: Tape, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None,
+        cu_seqlens: Tensor | None, positions: Tensor | None, offset: int, horizon: float, eps: float,
+    ):  # fmt: skip
+        """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]."""
+        self.tape = tape
+        self.tensors = {n: x if fits(x) else x.contiguous() for n, x in tensors.items()}
+        q, k, v = tensors["q"], tensors["k"], tensors["v"]
+        self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+        self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
+        self.cu, self.positions = cu_seqlens, positions
+        self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
+        self.group = self.heads // self.key_heads
+        self.dims = (k.shape[3], v.shape[3])
+        self.width = width_of(*self.dims)
+        self.rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.tq, self.tk = q.shape[1], k.shape[1]
+        # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2].
+        self.origin_k = max(0, -offset) if positions is None else 0
+        self.origin_q = self.origin_k + offset
+        self.theta, self.eps = math.pi / 2 / horizon, eps
+        self.d = d
+        self.r = self.e = d
+        self.packed, self.masked, self.carried = (
+            cu_seqlens is not None, key_mask is not None, positions is not None,
+        )  # fmt: skip
+
+    def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
+        self.tape.start(
+            walk_o, self.heads * pieces.count,
+            (
+                *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.mask, self.positions,
+                *(begin or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables, self.origin_q, self.tq,
+                pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
+                *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
+            ),
+            (
+                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
+                begin is not None, after is not None, *self._sizes("walk_o"),
+            ),
+        )  # fmt: skip
+
+    def walk_dq(self, pieces: Pieces, begin: State | None) -> None:
+        """Also makes r and e."""
+        self.r, self.e = self.tape.empty(tuple(self.d.shape)), self.tape.empty(tuple(self.d.shape))
+        self.tape.start(
+            walk_dq, self.heads * pieces.count,
+            (
+                *self._tiles("q", "k", "v", "o", "g", "dq"), self.tensors["dq"], self.d, self.r, self.e,
+                self.mask, self.positions, *(begin or NOTHING)[:2], *pieces.tables, self.origin_q, self.tq,
+                pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
+                *(begin or NOTHING)[2:],
+            ),
+            (
+                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
+                begin is not None, *self._sizes("walk_dq"),
+            ),
+        )  # fmt: skip
+
+    def walk_dkv(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
+        """The states are those of query heads."""
+        self.tape.start(
+            walk_dkv, self.heads * pieces.count,
+            (
+                *self._tiles("q", "k", "v", "g", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.r,
+                self.e, self.mask, self.positions, *(begin or NOTHING)[:2], *(after or NOTHING)[:2],
+                *pieces.tables, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.tq,
+                self.mask_stride, *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
+            ),
+            (
+                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
+                begin is not None, after is not None, *self._sizes("walk_dkv"),
+            ),
+        )  # fmt: skip
+
+    def absorb(self, what: str, pieces: Pieces) -> Tensor:
+        """[slots, heads, 2 D (Dv + 1)]: S, then z, of each piece; of key heads ("o") or query heads
+        ("dv")."""
+        heads, origin, length = (
+            (self.key_heads, self.origin_k, self.tk) if what == "o" else (self.heads, self.origin_q, self.tq)
+        )
+        states = self._states(pieces.slots, heads)
+        self.tape.start(
+            absorb, heads * pieces.count,
+            (
+                *(self._tiles("k", "v") if what == "o" else self._tiles("q", "g")), self.r, self.e, self.mask,
+                self.positions, states, *pieces.tables, origin, length, pieces.each, pieces.size, self.theta,
+                length, self.mask_stride,
+            ),
+            (
+                heads, *self.dims, self.width, what, self.packed, self.masked, self.carried,
+                *self._sizes("absorb"),
+            ),
+        )  # fmt: skip
+        return states
+
+    def apply_o(self, pieces: Pieces, state: State) -> None:
+        self.tape.start(
+            apply_o, self.heads * pieces.count,
+            (
+                *self._tiles("q", "o"), self.tensors["o"], self.d, self.positions, *state[:2], *pieces.tables,
+                self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, *state[2:],
+            ),
+            (
+                self.heads, self.group, *self.dims, self.width, self.packed, self.carried,
+                *self._sizes("apply_o"),
+            ),
+        )  # fmt: skip
+
+    def apply_dq(self, pieces: Pieces, state: State) -> Tensor:
+        """Also gives R of each piece, [slots, key heads, 2 D (Dv + 1)]."""
+        states = self._states(pieces.slots, self.group * self.key_heads)
+        self.tape.start(
+            apply_dq, self.heads * pieces.count,
+            (
+                *self._tiles("q", "o", "g", "dq"), self.tensors["dq"], self.d, self.positions, *state[:2],
+                states, *pieces.tables, self.origin_q, self.tq, pieces.each, pieces.size, self.theta,
+                self.eps, self.tq, *state[2:],
+            ),
+            (
+                self.heads, self.group, *self.dims, self.width, self.packed, self.carried,
+                *self._sizes("apply_dq"),
+            ),
+        )  # fmt: skip
+        if self.group == 1:
+            return states
+        shape = (pieces.slots, self.key_heads, states.shape[2])
+        return self.fold(states, shape, self.key_heads * states.shape[2])
+
+    def apply_dkv(self, pieces: Pieces, state: State) -> None:
+        self.tape.start(
+            apply_dkv, self.key_heads * pieces.count,
+            (
+                *self._tiles("k", "v", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.mask,
+                self.positions, *state[:2], *pieces.tables, self.origin_k, self.tk, pieces.each, pieces.size,
+                self.theta, self.mask_stride, *state[2:],
+            ),
+            (
+                self.key_heads, *self.dims, self.width, self.packed, self.masked, self.carried,
+                *self._sizes("apply_dkv"),
+            ),
+        )  # fmt: skip
+
+    def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
+        """Sums over groups of `width` numbers."""
+        sums = self.tape.empty(shape, parts.dtype)
+        self.tape.start_plain(
+            fold, -(-sums.numel() // BLOCK), parts, sums, sums.numel(), GROUP=self.group, WIDTH=width,
+            BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+        return sums
+
+    def running(
+        self, states: Tensor, pieces: Pieces, came: State | None, *, backwards: bool, total: bool
+    ) -> tuple[State, State | None]:
+        """What each piece starts from, in place of its own state, and what is there after the last."""
+        after = State.within(self._states(self.rows, states.shape[1]), self.dims[0]) if total else None
+        self._scan(states, pieces, came, after, prefix=True, backwards=backwards)
+        return State.within(states, self.dims[0]), after
+
+    def total(self, states: Tensor, pieces: Pieces, came: State | None) -> State:
+        """The sum of all pieces of each row, and of what came in."""
+        if pieces.single and came is None:
+            return State.within(states, self.dims[0])
+        after = State.within(self._states(self.rows, states.shape[1]), self.dims[0])
+        self._scan(states, pieces, came, after, prefix=False, backwards=False)
+        return after
+
+    def pieces_to_walk(self, every: bool) -> Pieces:
+        return self._cut(to_walk, self.heads, self.tq, every)
+
+    def pieces_to_sum(self, heads: int, length: int) -> Pieces:
+        return self._cut(to_sum, heads, length)
+
+    def pieces_to_apply(self, heads: int, length: int) -> Pieces:
+        return self._cut(to_apply, heads, length)
+
+    def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
+        rows = self.rows if self.cu is None else 1
+        size = rule(rows * heads, length, self.device, self.width)
+        return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
+
+    def _scan(
+        self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,
+        backwards: bool,
+    ) -> None:  # fmt: skip
+        heads = states.shape[1]
+        self.tape.start_plain(
+            scan, -(-states.shape[-1] // SCANNED) * heads * self.rows, states, *(came or NOTHING)[:2],
+            *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each,
+            *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=heads, D=self.dims[0], DV=self.dims[1],
+            PACKED=self.packed, STARTED=came is not None, STORED=after is not None, PREFIX=prefix,
+            BACKWARDS=backwards, BLOCK=SCANNED, num_warps=2,
+        )  # fmt: skip
+
+    def new_state(self, heads: int) -> State:
+        """Of all rows, S and z apart."""
+        shape = (self.rows, heads, 2, *self.dims)
+        s, z = self.tape.empty(shape), self.tape.empty(shape[:-1])
+        return State(s, z, s.stride(1), z.stride(1))
+
+    def _states(self, count: int, heads: int) -> Tensor:
+        d, dv = self.dims
+        return self.tape.empty((count, heads, 2 * d * (dv + 1)))
+
+    def _tiles(self, *names: str) -> list[Any]:
+        return [describe(self.tensors[n], CHUNK, self.width) for n in names]
+
+    def _sizes(self, kernel: str) -> tuple[int, int]:
+        return SIZES[kernel][self.width]

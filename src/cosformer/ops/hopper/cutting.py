@@ -1,0 +1,61 @@
+"""How sequences are cut into pieces, so that few long ones keep the whole GPU at work: a rule from the
+number of rows and heads, the length and the number of multiprocessors, never from trials.
+
+All functions give tokens a piece; `there`: how many blocks there are if nothing is cut. Lengths may be
+symbolic: a compiled graph asks how many states will be kept.
+"""
+
+from functools import cache
+
+import torch
+
+CHUNK = 64
+SHORTEST = 256  # tokens: below this a piece's state weighs as much as its rows
+APPLIED = {64: 512, 128: 2048}  # by width: tokens a block applies a state to, where there are enough
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def width_of(d: int, dv: int) -> int:
+    return 64 if max(d, dv) <= 64 else 128
+
+
+def at_work(device: torch.device, width: int) -> int:
+    """Blocks at a time: two a multiprocessor, or one of wide heads."""
+    return multiprocessors(device) * (2 if width == 64 else 1)
+
+
+def to_walk(there: int, length: int, device: torch.device, width: int) -> int:
+    """One block for every multiprocessor is enough; where there are fewer, as many as are at work at a
+    time: to cut costs another pass over the keys."""
+    return _size(length, at_work(device, width) // there if _is_few(there, device) else 1, SHORTEST)
+
+
+def states_to_keep(rows: int, heads: int, length: int, device: torch.device, width: int) -> int:
+    """How many pieces of a walk have states that its backward needs again; none where nothing is cut."""
+    there = rows * heads
+    if not _is_few(there, device) or at_work(device, width) < 2 * there or length < 2 * SHORTEST:
+        return 0
+    return rows * -(-length // to_walk(there, length, device, width))
+
+
+def to_sum(there: int, length: int, device: torch.device, width: int) -> int:
+    blocks = at_work(device, width)
+    return _size(length, 1 if there >= 0.95 * blocks else -(-2 * blocks // there), SHORTEST)
+
+
+def to_apply(there: int, length: int, device: torch.device, width: int) -> int:
+    least = -(-2 * at_work(device, width) // there)
+    return _size(length, max(least, -(-length // APPLIED[width])), CHUNK)
+
+
+def _is_few(there: int, device: torch.device) -> bool:
+    return there < 0.95 * multiprocessors(device)
+
+
+def _size(length: int, count: int, shortest: int) -> int:
+    count = torch.sym_max(1, torch.sym_min(count, length // shortest))
+    return -(-length // (count * CHUNK)) * CHUNK

@@ -1,0 +1,256 @@
+"""The gradients of k and v in causal attention: a walk from the end of the sequence to its beginning.
+
+    dk'_j = sum_{i >= j} cos(theta_i - theta_j) (g_i . v_j + e_i) r_i q'_i
+    dv_j  = sum_{i >= j} cos(theta_i - theta_j) (k'_j . r_i q'_i) g_i
+
+The state is R = sum_i phi(r_i q'_i) g_i^T with its own z, weighted by e. r goes onto q together with the
+phase, so that v and g go from the copy engine straight into products; phi(k) and phi(r q) are written
+over k and q. Strictly in turn, because both results together would not leave room for R in 255 registers:
+
+    P = phi(k) phi(r q)^T above the diagonal -> dv = phi(k) R + P g -> out
+    A = v g^T + e above the diagonal -> X = v Rc^T + A (r q)_c + 1 (x) zc, and on top of X cos / sin, in the
+    same registers, Y, its like with sines -> dk = sin (X cos / sin + Y) where k > 0 -> out
+    R += phi(r q)^T g
+
+r and e of the next chunk are asked for before this one is done. Two stages (111 KiB); where W = 128 there
+is room for one of v and g, which are needed later than q and k (225 KiB: R alone takes 64).
+With grouped heads each query head writes its own part of dk and dv.
+
+Bytes: q, k, v, g read, dk and dv written: 6 tensors. Measured as in forward.py: 0.255 ms (floor of these
+tensors 0.189); 0.914 ms where W = 128 (0.377).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from cosformer.ops.hopper.tiles import (
+    CHUNK,
+    anew,
+    barriers,
+    blank,
+    fetch,
+    flat,
+    in_runs,
+    left,
+    lines,
+    locate,
+    matrix,
+    of_columns,
+    of_rows,
+    phased,
+    phases,
+    product,
+    put,
+    room,
+    runs,
+    scratch,
+    send,
+    spread,
+    sync,
+)
+
+RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride", "s_stride", "z_stride",
+           "s_out_stride", "z_out_stride"]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def walk_dkv(
+    q, k, v, g, dk, dv, DK, DV_, INVERSE, E, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST,
+    SLOT, origin, length, pieces, size, theta, tokens, mask_stride, s_stride, z_stride, s_out_stride,
+    z_out_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
+    W: gl.constexpr, PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
+    STARTED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """S, Z: the gradient of the state after each piece; S_OUT, Z_OUT: of the one before the first."""
+    RUNS: gl.constexpr = runs(W, WARPS)
+    SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
+    RESULT: gl.constexpr = product(CHUNK, W, WARPS)
+    STATE: gl.constexpr = product(W, W, WARPS)
+    LINES: gl.constexpr = lines(W, WARPS)
+    TILE: gl.constexpr = CHUNK * W * 2
+    LATE: gl.constexpr = STAGES if W == 64 else 1  # stages of v and g
+
+    pid = gl.program_id(0)
+    head = pid % HEADS
+    row, batch, start, begin, end, slot = locate(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
+    )
+    key_head = head // GROUP
+    if CARRIED:
+        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
+    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+
+    qs = room(STAGES, CHUNK, W)
+    ks = room(STAGES, CHUNK, W)
+    vs = room(LATE, CHUNK, W)
+    gs = room(LATE, CHUNK, W)
+    out = room(1, CHUNK, W)
+    ksin_room = scratch(CHUNK, W)
+    qsin_room = scratch(CHUNK, W)
+    sc_room = scratch(W, W)
+    ss_room = scratch(W, W)
+    zc_room = scratch(RUNS, W)
+    zs_room = scratch(RUNS, W)
+    bars = barriers(STAGES)
+    late_bars = barriers(LATE)
+    for i in gl.static_range(STAGES):
+        if i < chunks:
+            token = start + begin + (chunks - 1 - i) * CHUNK
+            mbarrier.expect(bars.index(i), 2 * TILE)
+            fetch(q, qs.index(i), bars.index(i), batch, token, head)
+            fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
+    for i in gl.static_range(LATE):
+        if i < chunks:
+            token = start + begin + (chunks - 1 - i) * CHUNK
+            mbarrier.expect(late_bars.index(i), 2 * TILE)
+            fetch(v, vs.index(i), late_bars.index(i), batch, token, key_head)
+            fetch(g, gs.index(i), late_bars.index(i), batch, token, head)
+
+    zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+    zs = zc
+    if STARTED:
+        index = (slot * HEADS + head).to(gl.int64)
+        at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
+        inside = inside & (slot >= 0)
+        sc = gl.load(at, mask=inside, other=0.0)
+        ss = gl.load(at + D * DV, mask=inside, other=0.0)
+        if slot >= 0:
+            zc = in_runs(spread(Z + index * z_stride, CHUNK, D, W, LINES), RUNS)
+            zs = in_runs(spread(Z + index * z_stride + D, CHUNK, D, W, LINES), RUNS)
+    else:
+        sc = gl.zeros([W, W], gl.float32, STATE)
+        ss = gl.zeros([W, W], gl.float32, STATE)
+
+    of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
+    of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
+    i = gl.arange(0, CHUNK, layout=of_columns(SQUARE))
+    j = gl.arange(0, CHUNK, layout=of_rows(SQUARE))
+    future = i[None, :] >= j[:, None]
+    no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
+    no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
+    ones = gl.full([CHUNK, RUNS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
+    vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
+    last = begin + (chunks - 1) * CHUNK + of_q
+    r = gl.load(INVERSE + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
+    e = gl.load(E + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
+    for t in range(chunks):
+        stage = t % STAGES
+        late = t % LATE
+        first = begin + (chunks - 1 - t) * CHUNK
+        token = start + first
+        zero = anew(t)
+        k_s = ksin_room.index(zero)
+        q_s = qsin_room.index(zero)
+        s_c = sc_room.index(zero)
+        s_s = ss_room.index(zero)
+        z_c = zc_room.index(zero)
+        z_s = zs_room.index(zero)
+        s_c.store(sc.to(gl.bfloat16))
+        s_s.store(ss.to(gl.bfloat16))
+        z_c.store(zc.to(gl.bfloat16))
+        z_s.store(zs.to(gl.bfloat16))
+        cos, sin = phases(origin + first + of_q, theta)
+        mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
+        q_c = flat(qs.index(stage))
+        k_c = flat(ks.index(stage))
+        tile_v = flat(vs.index(late))
+        tile_g = flat(gs.index(late))
+        x = q_c.load(LINES)
+        phi_c = phased(x, cos * r)
+        phi_s = phased(x, sin * r)
+        q_c.store(phi_c)
+        q_s.store(phi_s)
+        zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
+        zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
+        x = k_c.load(LINES)
+        k_c.store(phased(x, cos))
+        k_s.store(phased(x, sin))
+        fence_async_shared()
+        p = warpgroup_mma(k_c, q_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
+        p = warpgroup_mma(k_s, q_s.permute((1, 0)), p, is_async=True)
+        mbarrier.wait(late_bars.index(late), (t // LATE) & 1)
+        if PACKED and first + CHUNK > end:
+            blank(tile_g, first + of_q < end, LINES)
+            fence_async_shared()
+        p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
+        p = gl.convert_layout(gl.where(future, p, 0.0).to(gl.bfloat16), left(RESULT))
+        y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
+        y = warpgroup_mma(k_s, s_s, y, is_async=True)
+        y = warpgroup_mma(p, tile_g, y, is_async=True)
+        y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
+        if MASKED:
+            keep = gl.load(
+                MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=first + of_y < end, other=0
+            )
+            y = gl.where((keep != 0)[:, None], y, 0.0)
+        y = y.to(gl.bfloat16)
+        tma.store_wait(0)
+        sync()
+        flat(out.index(0)).store(y)
+        a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), no_square, use_acc=False, is_async=True)
+        e_i = gl.load(E + vectors + first + i, mask=first + i < end, other=0.0)
+        fence_async_shared()
+        sync()
+        if PACKED and first + CHUNK > end:
+            put(DV_ + head * DV, HEADS * DV, token, end - first, y, DV, RESULT)
+        else:
+            send(dv, out.index(0), batch, token, head)
+        a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
+        a = gl.where(future, a + e_i[None, :], 0.0)
+        a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
+        x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
+        x = warpgroup_mma(ones, z_c, x, is_async=True)
+        x = warpgroup_mma(a, q_c, x, is_async=True)
+        cos_y, sin_y = phases(origin + first + of_y, theta)
+        x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        x = x * (cos_y / sin_y)[:, None]
+        x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
+        x = warpgroup_mma(ones, z_s, x, is_async=True)
+        x = warpgroup_mma(a, q_s, x, is_async=True)
+        sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
+        ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
+        x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
+        y = gl.where(k_c.load(RESULT) > 0, x * sin_y[:, None], 0.0)
+        if MASKED:
+            y = gl.where((keep != 0)[:, None], y, 0.0)
+        y = y.to(gl.bfloat16)
+        before = first - CHUNK + of_q
+        r = gl.load(INVERSE + vectors + before, mask=before >= begin, other=0.0)
+        e = gl.load(E + vectors + before, mask=before >= begin, other=0.0)
+        sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
+        tma.store_wait(0)
+        sync()
+        flat(out.index(0)).store(y)
+        fence_async_shared()
+        sync()
+        if PACKED and first + CHUNK > end:
+            put(DK + head * D, HEADS * D, token, end - first, y, D, RESULT)
+        else:
+            send(dk, out.index(0), batch, token, head)
+        if t + STAGES < chunks:
+            token_next = token - STAGES * CHUNK
+            mbarrier.expect(bars.index(stage), 2 * TILE)
+            fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
+            fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
+        if t + LATE < chunks:
+            token_next = token - LATE * CHUNK
+            mbarrier.expect(late_bars.index(late), 2 * TILE)
+            fetch(v, vs.index(late), late_bars.index(late), batch, token_next, key_head)
+            fetch(g, gs.index(late), late_bars.index(late), batch, token_next, head)
+    tma.store_wait(0)
+    if STORED:
+        index = (slot * HEADS + head).to(gl.int64)
+        at, inside = matrix(S_OUT + index * s_out_stride, D, DV, W, STATE)
+        gl.store(at, sc, mask=inside)
+        gl.store(at + D * DV, ss, mask=inside)
+        feature = gl.arange(0, W, layout=of_columns(LINES))
+        at_z = Z_OUT + index * z_out_stride + feature
+        gl.store(at_z, gl.convert_layout(gl.sum(zc, axis=0), of_columns(LINES)), mask=feature < D)
+        gl.store(at_z + D, gl.convert_layout(gl.sum(zs, axis=0), of_columns(LINES)), mask=feature < D)

@@ -1,0 +1,95 @@
+"""The kernels for Hopper as an op of the library."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.custom_op import Results, Shape, define
+from cosformer.ops.hopper import run, tape
+from cosformer.ops.hopper.cutting import states_to_keep, width_of
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    numerator: Tensor | None,
+    denominator: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    offset: int,
+    horizon: float,
+    eps: float,
+    need_state: bool,
+    keep: bool,
+) -> Results:
+    with _device(q):
+        out, d, kept, state, z = tape.call(
+            run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
+            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None,
+        )  # fmt: skip
+        if not keep or (causal and cu_seqlens is not None):
+            kept = None
+        if not need_state:
+            return out, d, kept, None, None
+        return out, d, kept, *run.public(state, z, k.shape[3], v.shape[3])
+
+
+def _backward(
+    grad: Tensor,
+    grad_numerator: Tensor | None,
+    grad_denominator: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    den: Tensor,
+    kept: Tensor | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    numerator: Tensor | None,
+    denominator: Tensor | None,
+    positions: Tensor | None,
+    causal: bool,
+    offset: int,
+    horizon: float,
+    eps: float,
+) -> Results:
+    with _device(q):
+        dq, dk, dv, state, z = tape.call(
+            run.backward,
+            (
+                grad, grad_numerator, grad_denominator, q, k, v, out, den,
+                None if kept is None or kept.numel() == 0 else kept, key_mask, cu_seqlens, numerator,
+                denominator, positions,
+            ),
+            (causal, offset, horizon, eps), again=cu_seqlens is None,
+        )  # fmt: skip
+        if numerator is None:
+            return dq, dk, dv, None, None
+        return dq, dk, dv, *run.public(state, z, k.shape[3], v.shape[3])
+
+
+def _shapes(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
+) -> tuple[Shape, Shape]:
+    (batch, tq, heads, d), dv = q.shape, v.shape[3]
+    rows, kept = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1, 0
+    if keep and not causal:
+        kept = rows
+    elif keep and cu_seqlens is None:
+        kept = states_to_keep(rows, heads, tq, q.device, width_of(d, dv))
+    return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
+
+
+def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
+    """Kernels start on the current device: make that the tensors' own."""
+    if x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+hopper_attention, hopper_forward, hopper_backward = define("hopper", _forward, _backward, _shapes)

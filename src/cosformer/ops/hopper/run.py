@@ -1,0 +1,120 @@
+"""Which kernels make up a forward and a backward.
+
+Causal attention is a walk; a sequence cut into pieces first gets the states its pieces start from.
+Bidirectional and cross attention sum up a state and apply it. Such states are kept for the backward, which
+sums them again where they were not (with packing, where their number depends on the documents).
+
+A state is two tensors, S and z, or one that holds both, one behind the other, and None.
+"""
+
+from torch import Tensor
+
+from cosformer.ops.hopper.call import Call
+from cosformer.ops.hopper.tape import Tape
+from cosformer.ops.triton.carried import State
+
+
+def forward(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None, causal: bool, offset: int,
+    horizon: float, eps: float, need_state: bool,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """o [B, Tq, H, Dv], d [B, H, Tq] before eps, what to keep, and the state after the last key if it is
+    needed."""
+    out = tape.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
+    tensors = {"q": q, "k": k, "v": v, "o": out}
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    came = _state(numerator, denominator)
+    if not causal:
+        pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
+        state = call.total(call.absorb("o", pieces), pieces, came)
+        call.apply_o(call.pieces_to_apply(q.shape[2], q.shape[1]), state)
+        return out, d, state.s, state.s if need_state else None, None
+    pieces = call.pieces_to_walk(every=need_state or came is not None)
+    after: State | None
+    if pieces.single:
+        after = call.new_state(k.shape[2]) if need_state else None
+        call.walk_o(pieces, came, after)
+        return out, d, None, *((None, None) if after is None else after[:2])
+    begin, after = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=need_state)
+    call.walk_o(pieces, begin, None)
+    return out, d, begin.s, None if after is None else after.s, None
+
+
+def backward(
+    tape: Tape, grad: Tensor, grad_numerator: Tensor | None, grad_denominator: Tensor | None, q: Tensor,
+    k: Tensor, v: Tensor, out: Tensor, d: Tensor, kept: Tensor | None, key_mask: Tensor | None,
+    cu_seqlens: Tensor | None, numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None,
+    causal: bool, offset: int, horizon: float, eps: float,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """dq, dk, dv, and the gradient of the state that came in."""
+    dq = tape.empty(tuple(q.shape), q.dtype)
+    heads = q.shape[2] if causal else k.shape[2]
+    dk, dv = (tape.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
+    tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    came, back = _state(numerator, denominator), _state(grad_numerator, grad_denominator)
+    if not causal:
+        if kept is None:
+            pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
+            state = call.total(call.absorb("o", pieces), pieces, came)
+        else:
+            state = State.within(kept, k.shape[3])
+        pieces = call.pieces_to_sum(q.shape[2], q.shape[1])
+        r = call.total(call.apply_dq(pieces, state), pieces, back)
+        call.apply_dkv(call.pieces_to_apply(k.shape[2], k.shape[1]), r)
+        return dq, dk, dv, r.s, None
+    # Each query head has a gradient of the state of its own: what comes back is given to one of those
+    # that share a key head, and what goes on is their sum.
+    back = None if back is None else _alone(back, call)
+    pieces = call.pieces_to_walk(every=back is not None or came is not None)
+    before: State | None
+    if pieces.single:
+        call.walk_dq(pieces, came)
+        before = call.new_state(call.heads) if came is not None else None
+        call.walk_dkv(pieces, back, before)
+    else:
+        if kept is None:
+            begin, _ = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=False)
+        else:
+            begin = State.within(kept, k.shape[3])
+        call.walk_dq(pieces, begin)
+        begin, before = call.running(
+            call.absorb("dv", pieces), pieces, back, backwards=True, total=came is not None
+        )
+        call.walk_dkv(pieces, begin, None)
+    if call.group > 1:
+        dk, dv = (call.fold(part, tuple(x.shape), x.shape[3]) for part, x in ((dk, k), (dv, v)))
+        before = None if before is None else _together(before, call)
+    if before is None:
+        return dq, dk, dv, None, None
+    return dq, dk, dv, before.s, None if before.s.dim() == 3 else before.z
+
+
+def public(s: Tensor, z: Tensor | None, d: int, dv: int) -> tuple[Tensor, Tensor]:
+    """The two tensors of a CosformerState, which share their memory with nothing else."""
+    if z is not None:
+        return s, z
+    s, z = s.split((2 * d * dv, 2 * d), -1)
+    return s.unflatten(-1, (2, d, dv)).clone(), z.unflatten(-1, (2, d)).clone()
+
+
+def _state(numerator: Tensor | None, denominator: Tensor | None) -> State | None:
+    return None if numerator is None or denominator is None else State.of(numerator, denominator)
+
+
+def _alone(state: State, call: Call) -> State:
+    if call.group == 1:
+        return state
+    parts = []
+    for x in state[:2]:
+        part = x.new_zeros((x.shape[0], x.shape[1], call.group, *x.shape[2:]))
+        part[:, :, 0] = x
+        parts.append(part.flatten(1, 2))
+    return State.of(*parts)
+
+
+def _together(state: State, call: Call) -> State:
+    s, z = public(state.s, None if state.s.dim() == 3 else state.z, *call.dims)
+    return State.of(*(x.unflatten(1, (call.key_heads, call.group)).sum(2) for x in (s, z)))

@@ -1,0 +1,150 @@
+"""The state of a stretch of rows: what pieces of a causal sequence start from, and all there is to know of
+the keys of bidirectional attention.
+
+    S = sum_j phi(b_j) c_j^T [2, D, Dv],     z = sum_j w_j phi(b_j) [2, D]
+
+with b = k', c = v, w = 1 ("o") or b = r q', c = g, w = e ("dv"). One block takes one head of one piece;
+S lives in registers, c goes from the copy engine straight into products. Running sums over the pieces are
+made by ops/triton/states.py.
+
+Bytes: b and c read, and 8 D (Dv + 1) written for a piece. Measured as in forward.py: 0.077 ms (floor of
+these tensors 0.063); 0.188 ms where W = 128 (0.126).
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from cosformer.ops.hopper.tiles import (
+    CHUNK,
+    anew,
+    barriers,
+    blank,
+    fetch,
+    flat,
+    in_runs,
+    lines,
+    locate,
+    matrix,
+    of_columns,
+    of_rows,
+    phased,
+    phases,
+    product,
+    room,
+    runs,
+    scratch,
+    sync,
+)
+
+RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride"]
+
+
+@gluon.jit
+def store_state(STATES, index, sc, ss, zc, zs, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
+                STATE: gl.constexpr, LINES: gl.constexpr):  # fmt: skip
+    """S, then z, one behind the other; index < 0: nowhere."""
+    STATES += index.to(gl.int64) * (2 * D * DV + 2 * D)
+    at, inside = matrix(STATES, D, DV, W, STATE)
+    inside = inside & (index >= 0)
+    gl.store(at, sc, mask=inside)
+    gl.store(at + D * DV, ss, mask=inside)
+    feature = gl.arange(0, W, layout=of_columns(LINES))
+    at_z = STATES + 2 * D * DV + feature
+    inside_z = (feature < D) & (index >= 0)
+    gl.store(at_z, gl.convert_layout(gl.sum(zc, axis=0), of_columns(LINES)), mask=inside_z)
+    gl.store(at_z + D, gl.convert_layout(gl.sum(zs, axis=0), of_columns(LINES)), mask=inside_z)
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def absorb(
+    b, c, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
+    theta, tokens, mask_stride, HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
+    WHAT: gl.constexpr, PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    """HEADS: those of b and c. STATES [slots, HEADS, 2 D (Dv + 1)]."""
+    RUNS: gl.constexpr = runs(W, WARPS)
+    STATE: gl.constexpr = product(W, W, WARPS)
+    LINES: gl.constexpr = lines(W, WARPS)
+    BYTES: gl.constexpr = 2 * CHUNK * W * 2
+    pid = gl.program_id(0)
+    head = pid % HEADS
+    row, batch, start, begin, end, slot = locate(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
+    )
+    if CARRIED:
+        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
+    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+    chunks = gl.where(slot >= 0, chunks, 0)  # a document of one piece has no use for its state
+
+    bs = room(STAGES, CHUNK, W)
+    cs = room(STAGES, CHUNK, W)
+    bcos_room = scratch(CHUNK, W)
+    bsin_room = scratch(CHUNK, W)
+    bars = barriers(STAGES)
+    for i in gl.static_range(STAGES):
+        if i < chunks:
+            mbarrier.expect(bars.index(i), BYTES)
+            fetch(b, bs.index(i), bars.index(i), batch, start + begin + i * CHUNK, head)
+            fetch(c, cs.index(i), bars.index(i), batch, start + begin + i * CHUNK, head)
+    sc = gl.zeros([W, W], gl.float32, STATE)
+    ss = gl.zeros([W, W], gl.float32, STATE)
+    zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+    zs = zc
+    of_b = gl.arange(0, CHUNK, layout=of_rows(LINES))
+    vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
+    for t in range(chunks):
+        stage = t % STAGES
+        first = begin + t * CHUNK
+        zero = anew(t)
+        b_c = bcos_room.index(zero)
+        b_s = bsin_room.index(zero)
+        cos, sin = phases(origin + first + of_b, theta)
+        keep = first + of_b < end
+        if WHAT == "dv":
+            r = gl.load(INVERSE + vectors + first + of_b, mask=keep, other=0.0)
+            e = gl.load(E + vectors + first + of_b, mask=keep, other=0.0)
+            cos = cos * r
+            sin = sin * r
+        else:
+            if MASKED:
+                keep = (
+                    gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_b, mask=keep, other=0) != 0
+                )
+            if MASKED or PACKED:
+                cos = gl.where(keep, cos, 0.0)
+                sin = gl.where(keep, sin, 0.0)
+        mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
+        tile_c = flat(cs.index(stage))
+        if (MASKED and WHAT == "o") or PACKED:
+            if (MASKED and WHAT == "o") or first + CHUNK > end:
+                blank(tile_c, keep, LINES)
+        x = flat(bs.index(stage)).load(LINES)
+        phi_c = phased(x, cos)
+        phi_s = phased(x, sin)
+        b_c.store(phi_c)
+        b_s.store(phi_s)
+        if WHAT == "dv":
+            zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
+            zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
+        else:
+            zc += in_runs(phi_c.to(gl.float32), RUNS)
+            zs += in_runs(phi_s.to(gl.float32), RUNS)
+        fence_async_shared()
+        sc = warpgroup_mma(b_c.permute((1, 0)), tile_c, sc, is_async=True)
+        ss = warpgroup_mma(b_s.permute((1, 0)), tile_c, ss, is_async=True)
+        sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
+        sync()
+        if t + STAGES < chunks:
+            token = start + first + STAGES * CHUNK
+            mbarrier.expect(bars.index(stage), BYTES)
+            fetch(b, bs.index(stage), bars.index(stage), batch, token, head)
+            fetch(c, cs.index(stage), bars.index(stage), batch, token, head)
+    index = gl.where(slot >= 0, slot * HEADS + head, -1)
+    store_state(STATES, index, sc, ss, zc, zs, D, DV, W, STATE, LINES)

@@ -1,0 +1,117 @@
+"""What the kernels for Hopper become: compiled for it without one, and what the assembler says of them."""
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from cosformer.ops.hopper import run
+from cosformer.ops.hopper.tape import Tape
+from tests.ops.triton.compiling import TYPES
+
+
+@dataclass
+class Start:
+    """A kernel and the arguments it was started with."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__
+
+    def compile(self) -> Any:
+        signature, constants, attributes = {}, {}, {}
+        arguments = (*self.arguments, *self.constants)
+        for i, (p, x) in enumerate(zip(self.kernel.params, arguments, strict=True)):
+            if p.is_constexpr or x is None:
+                signature[p.name], constants[(i,)] = "constexpr", x
+            elif isinstance(x, TensorDescriptor):
+                signature[p.name] = f"tensordesc<bf16{x.block_shape},{x.layout!r}>"
+            elif isinstance(x, torch.Tensor):
+                signature[p.name] = "*" + TYPES[x.dtype]
+                attributes[(i,)] = [["tt.divisibility", 16]]
+            else:
+                assert p.do_not_specialize, f"{self.name} would be compiled anew for every {p.name}"
+                signature[p.name] = "fp32" if isinstance(x, float) else "i32"
+        source = GluonASTSource(self.kernel, signature, constants, attributes)
+        return triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": self.constants[-1]}
+        )
+
+
+@dataclass
+class Report:
+    registers: int
+    stack: int  # bytes a thread spills
+    shared: int  # bytes
+    products: int  # wgmma instructions
+    waits: int  # for them
+
+    @classmethod
+    def of(cls, compiled: Any) -> "Report":
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+            f.write(compiled.asm["cubin"])
+            f.flush()
+            usage = _tool("cuobjdump", "-res-usage", f.name)
+            code = _tool("cuobjdump", "-sass", f.name)
+        found = {n: int(v) for n, v in re.findall(r"(REG|STACK):(\d+)", usage)}
+        return cls(
+            found["REG"], found["STACK"], compiled.metadata.shared, code.count("HGMMA"),
+            code.count("WARPGROUP.DEPBAR"),
+        )  # fmt: skip
+
+
+def _tool(name: str, *arguments: str) -> str:
+    path = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+class Recorder(Tape):
+    """A tape that starts nothing."""
+
+    def __init__(self, starts: list[Start]):
+        super().__init__((), torch.device("meta"), again=False)
+        self.found = starts
+
+    def start(
+        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+    ) -> None:
+        self.found.append(Start(kernel, arguments, constants))
+
+    def start_plain(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+
+def record(
+    dim: int, causal: bool, *, heads: int = 16, kv_heads: int = 16, batch: int = 32, length: int = 2048,
+    masked: bool = False, packed: bool = False, state: bool = False,
+) -> list[Start]:  # fmt: skip
+    """The kernels of a forward and a backward, in the order of their starts."""
+    starts: list[Start] = []
+    q, g = (torch.empty(batch, length, heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    k, v = (torch.empty(batch, length, kv_heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    mask = torch.empty(batch, length, dtype=torch.bool, device="meta") if masked else None
+    cu = torch.empty(9, dtype=torch.int64, device="meta") if packed else None
+    carried: tuple[Any, ...] = (None, None, None)
+    if state:
+        rows = 8 if packed else batch
+        shape = (rows, kv_heads, 2, dim, dim)
+        carried = (
+            torch.empty(shape, device="meta"), torch.empty(shape[:-1], device="meta"),
+            torch.empty(rows, dtype=torch.int64, device="meta"),
+        )  # fmt: skip
+    settings = (causal, 0, 2.0 * length, 1e-6)
+    out, d, kept, *_ = run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state)
+    run.backward(Recorder(starts), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, *settings)
+    return starts

@@ -1,0 +1,68 @@
+"""The kernels for Hopper compile, without one, as they were meant: no large spills, products that run while
+something else is done, shared memory for as many blocks as are to work at a time, one kernel for every
+length."""
+
+import pytest
+
+pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
+
+from cosformer.ops.hopper import support
+from tests.ops.triton.test_compiled import run
+
+WRONG = support._wrong_triton(support._TRITON)
+pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
+
+SHARED = 228 * 1024  # bytes a multiprocessor has; each block takes 1 KiB more than it asks for
+SPILLED = {64: 24, 128: 256}  # bytes of stack a thread may need beside the 1,020 of its registers
+
+# In a process of its own: here the kernels may have been made for the interpreter.
+COMPILE = """
+import sys
+from tests.ops.hopper.compiling import Report, record
+
+dim, options = int(sys.argv[1]), eval(sys.argv[2])
+starts = [s for causal in (True, False) for s in record(dim, causal, **options)]
+for start in {(s.name, s.constants): s for s in starts}.values():
+    x = Report.of(start.compile())
+    print(start.name, x.stack, x.shared, x.products, x.waits)
+"""
+ALL = {"walk_o", "walk_dq", "walk_dkv", "absorb", "apply_o", "apply_dq", "apply_dkv"}
+
+
+@pytest.mark.parametrize(
+    ("dim", "options"),
+    [
+        (64, {}),
+        (128, {}),
+        (64, {"masked": True, "state": True, "kv_heads": 4}),
+        (96, {"packed": True, "state": True, "batch": 1}),
+    ],
+    ids=str,
+)
+def test_every_kernel(dim, options):
+    width = 64 if dim <= 64 else 128
+    blocks = 2 if width == 64 else 1
+    lines = [line.split() for line in run(COMPILE, dim, options)]
+    assert {name for name, *_ in lines} == ALL
+    for name, *numbers in lines:
+        stack, shared, products, waits = map(int, numbers)
+        assert stack <= SPILLED[width], name
+        assert blocks * (shared + 1024) <= SHARED, name
+        # Where the assembler runs products one after the other, it waits for each.
+        assert products >= 3 * waits > 0, name
+
+
+LENGTHS = """
+from tests.ops.hopper.compiling import record
+
+for causal in (True, False):
+    found = [
+        {(s.name, s.constants) for s in record(64, causal, batch=1, length=n)} for n in (999, 4096, 70001)
+    ]
+    assert found[0] == found[1] == found[2], found
+print("the same")
+"""
+
+
+def test_no_length_is_among_what_is_compiled():
+    assert run(LENGTHS) == ["the same"]

@@ -1,0 +1,310 @@
+"""The kernels for Hopper against the paper's equation, in every kind of call; only a GPU can run them."""
+
+import threading
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+
+from cosformer import cosformer_attention
+from cosformer.ops.backends import backends
+from tests.ops.cases import distance, make
+
+WHY_NOT = next(b.reason for b in backends() if b.name == "hopper")
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"hopper: {WHY_NOT}")
+
+both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+FLOOR = 2**-9
+SHAPES = {  # head size, value size, heads, key heads
+    "64": (64, 64, 1, 1),
+    "128": (128, 128, 2, 2),
+    "40x64,grouped": (40, 64, 4, 2),
+    "96x72,grouped": (96, 72, 3, 1),
+}
+KINDS = {
+    "plain": {},
+    "mask": {"mask": True},
+    "packed": {"documents": 5},
+    "state": {"state": True},
+    "mask+state": {"mask": True, "state": True},
+    "packed+state": {"documents": 5, "state": True},
+}
+
+
+def assert_right(case, backend="hopper"):
+    """At most twice the error of the reference in bfloat16, which is taken to be FLOOR at least."""
+    case = case.to(torch.bfloat16)
+    exact = case.to(torch.float64).results("reference")
+    there = case.on("cuda")
+    plain, ours = there.results("reference"), there.results(backend)
+    for name, truth in exact.items():
+        assert ours[name].isfinite().all(), name
+        error = distance(plain[name], truth) if plain[name].isfinite().all() else 0.0
+        assert distance(ours[name], truth) <= 2 * max(error, FLOOR), name
+
+
+@pytest.fixture(params=["whole", "pieces"])
+def cut(request, monkeypatch):
+    """Sequences in one piece, and in several that run side by side."""
+    from cosformer.ops.hopper import cutting, tape
+
+    monkeypatch.setattr(cutting, "SHORTEST", 10**9 if request.param == "whole" else 64)
+    monkeypatch.setattr(tape, "_tapes", {})
+
+
+@both_ways
+@pytest.mark.parametrize(("shape", "kind"), list(product(SHAPES, KINDS)), ids=str)
+def test_every_kind_of_call(shape, kind, causal, cut):
+    dim, value_dim, heads, kv_heads = SHAPES[shape]
+    assert_right(
+        make(
+            batch=2, tq=300, dim=dim, value_dim=value_dim, heads=heads, kv_heads=kv_heads, causal=causal,
+            **KINDS[kind],
+        )
+    )  # fmt: skip
+
+
+@both_ways
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 129, 1000])
+def test_odd_lengths(length, causal):
+    assert_right(make(tq=length, dim=64, causal=causal))
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask", "mask+state"])
+@pytest.mark.parametrize(("tq", "tk", "offset"), [(40, 100, None), (200, 70, 30), (70, 200, -20)])
+def test_cross_attention(tq, tk, offset, kind):
+    if "state" in kind and offset == -20:
+        pytest.skip("queries before a state's first key are the portable kernels'")
+    assert_right(make(tq=tq, tk=tk, dim=64, causal=False, query_offset=offset, **KINDS[kind]))
+
+
+@both_ways
+@pytest.mark.parametrize("horizon", [1000, 1500.5, 10**6])
+def test_horizons(horizon, causal):
+    assert_right(make(tq=1000, dim=64, causal=causal, horizon=horizon))
+
+
+@both_ways
+def test_strided_inputs(causal):
+    case = make(tq=70, heads=2, dim=64, causal=causal)
+    whole = torch.randn(2, 70, 2, 192, dtype=torch.float64)
+    case.tensors = dict(zip("qkv", whole.chunk(3, -1), strict=True))
+    assert_right(case)
+    case.tensors["q"] = case.tensors["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    case.tensors["v"] = case.tensors["v"].transpose(1, 3).contiguous().transpose(1, 3)
+    assert_right(case)
+
+
+@both_ways
+@pytest.mark.parametrize("dim", [64, 128])
+def test_padding_of_nan_changes_nothing_and_gets_no_gradient(dim, causal, cut):
+    case = make(batch=2, tq=300, dim=dim, causal=causal, dtype=torch.bfloat16)
+    real = torch.ones(2, 300, dtype=torch.bool)
+    real[0, :90] = real[1, 170:] = False
+    case.options["key_mask"] = real
+    leaves = {n: x.masked_fill(~real[..., None, None], torch.nan) for n, x in case.tensors.items()}
+    grad = torch.randn(2, 300, 2, dim).masked_fill(~real[..., None, None], 0).to("cuda", torch.bfloat16)
+    found = []
+    for tensors in (case.tensors, leaves):
+        case.tensors = {n: x.cuda().requires_grad_() for n, x in tensors.items()}
+        made = case.on("cuda").call("hopper")
+        assert made[real.cuda()].isfinite().all()
+        found.append((made, *torch.autograd.grad(made, list(case.tensors.values()), grad)))
+    for clean, padded in zip(*found, strict=True):
+        assert torch.equal(clean[real.cuda()], padded[real.cuda()])
+    for padded in found[1][1:]:
+        assert (padded[~real.cuda()] == 0).all()
+
+
+@both_ways
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_document_of_nan_changes_no_other(dim, causal, cut):
+    case = make(tq=300, dim=dim, documents=2, causal=causal, dtype=torch.bfloat16)
+    case.options["cu_seqlens"] = torch.tensor([0, 70, 135, 135, 300])
+    sick = torch.zeros(300, dtype=torch.bool, device="cuda")
+    sick[70:135] = True
+    grad = torch.randn(1, 300, 2, dim, device="cuda", dtype=torch.bfloat16)
+    found = []
+    for value in (0.5, torch.nan):
+        leaves = {n: x.cuda().masked_fill(sick[:, None, None], value) for n, x in case.tensors.items()}
+        leaves = {n: x.requires_grad_() for n, x in leaves.items()}
+        out = type(case)(leaves, case.options).on("cuda").call("hopper")
+        grads = torch.autograd.grad(out, list(leaves.values()), grad.masked_fill(sick[:, None, None], value))
+        found.append((out, *grads))
+    for well, ill in zip(*found, strict=True):
+        assert torch.equal(well[:, ~sick], ill[:, ~sick])
+
+
+def test_nan_in_a_real_token_is_not_hidden():
+    case = make(tq=200, dim=64, causal=True, dtype=torch.bfloat16).on("cuda")
+    for name in "qkv":
+        tensors = {n: x.clone() for n, x in case.tensors.items()}
+        tensors[name][0, 7] = torch.nan
+        out = type(case)(tensors, case.options).call("hopper")
+        assert out[0, 7].isnan().all()
+        assert out[0, 64:].isnan().all() == (name != "q")
+
+
+@both_ways
+def test_gradients_where_nothing_was_kept(causal):
+    """A forward that was not asked to keep anything may be differentiated all the same."""
+    from cosformer.ops.hopper.op import hopper_backward, hopper_forward
+
+    q, k, v, grad = (torch.randn(1, 2000, 2, 64, dtype=torch.bfloat16, device="cuda") for _ in range(4))
+    found = []
+    for keep in (True, False):
+        settings = (causal, 0, 4000.0, 1e-6)
+        out, d, kept, _, _ = hopper_forward(q, k, v, *[None] * 5, *settings, False, keep)
+        assert (kept.numel() > 0) == keep
+        found.append(hopper_backward(grad, None, None, q, k, v, out, d, kept, *[None] * 5, *settings))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert found[0][0].abs().max() > 0
+
+
+def inputs(*shape):
+    return [torch.randn(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(3)]
+
+
+def results(x, backend, grad, **options):
+    out = cosformer_attention(*x, backend=backend, **options)
+    return [out, *torch.autograd.grad(out, x, grad.to(out))]
+
+
+def in_double(x):
+    return [y.detach().double().requires_grad_() for y in x]
+
+
+@both_ways
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("batch", "length"), [(1, 65536), (12, 16384)])
+def test_long_sequences(batch, length, dim, causal):
+    x = inputs(batch, length, 2, dim)
+    grad = torch.randn_like(x[2])
+    exact = results(in_double(x), "chunked", grad, causal=causal)
+    for truth, mine in zip(exact, results(x, "hopper", grad, causal=causal), strict=True):
+        assert distance(mine, truth) <= 5e-3
+
+
+@both_ways
+def test_a_thousand_documents(causal):
+    cuts = torch.randint(0, 30001, (999,)).sort().values
+    cu = torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), 30000)]).cuda()
+    x = inputs(1, 30000, 2, 64)
+    grad = torch.randn_like(x[2])
+    options = {"causal": causal, "cu_seqlens": cu, "horizon": 2048}
+    exact = results(in_double(x), "chunked", grad, **options)
+    for truth, mine in zip(exact, results(x, "hopper", grad, **options), strict=True):
+        assert distance(mine, truth) <= 5e-3
+
+
+@both_ways
+@pytest.mark.parametrize("dim", [64, 128])
+def test_a_thousand_repeats_are_bit_identical(dim, causal):
+    x = inputs(2, 1000, 4, dim)
+    grad = torch.randn_like(x[2])
+    first = results(x, "hopper", grad, causal=causal)
+    for _ in range(1000):
+        again = results(x, "hopper", grad, causal=causal)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@both_ways
+def test_cuda_graph(causal):
+    x = inputs(2, 700, 4, 64)
+    grad = torch.randn_like(x[2])
+    results(x, "hopper", grad, causal=causal)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = results(x, "hopper", grad, causal=causal)
+    with torch.no_grad():
+        for y in x:
+            y.normal_()
+    graph.replay()
+    for a, b in zip(captured, results(x, "hopper", grad, causal=causal), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_lengths_do_not_compile_anew():
+    from cosformer.ops.hopper import launch
+
+    def call(batch, length):
+        x = inputs(batch, length, 16, 64)
+        for causal in (True, False):
+            results(x, "hopper", torch.randn_like(x[2]), causal=causal)
+
+    call(1, 1000)  # in pieces
+    call(40, 500)  # in one piece
+    before = len(launch._compiled)
+    for batch, length in ((1, 999), (1, 4096), (3, 1024), (40, 16), (40, 777), (33, 1), (1, 1), (2, 131)):
+        call(batch, length)
+    assert len(launch._compiled) == before
+
+
+@both_ways
+def test_calls_played_again(causal):
+    """The tape of one call must not remember whose tensors it was made with, nor that they were one."""
+    one = torch.randn(2, 200, 2, 64, dtype=torch.bfloat16, device="cuda")
+    whole = torch.randn(2, 200, 2, 192, dtype=torch.bfloat16, device="cuda")
+    parts = whole.chunk(3, -1)
+    for x in ([one] * 3, inputs(2, 200, 2, 64), parts, parts[::-1], [parts[0]] * 3, inputs(2, 200, 2, 64)):
+        x = [y.detach().requires_grad_() for y in x]
+        grad = torch.randn_like(one)
+        exact = results(in_double(x), "chunked", grad, causal=causal)
+        for truth, mine in zip(exact, results(x, "hopper", grad, causal=causal), strict=True):
+            assert distance(mine, truth) <= 5e-3
+
+
+@both_ways
+@pytest.mark.parametrize("again", [True, False], ids=["played", "written"])
+def test_a_fresh_thread(again, causal):
+    """It has no context of the GPU yet when its first tensors are to be described to the copy engine."""
+    from cosformer.ops.hopper import tape
+
+    x = [y.detach() for y in inputs(2, 300, 4, 64)]
+    here = cosformer_attention(*x, causal=causal, backend="hopper")
+    y = [z.clone() for z in x]
+    if not again:
+        tape._tapes.clear()
+    found = []
+    call = partial(cosformer_attention, *y, causal=causal, backend="hopper")
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], here)
+
+
+@both_ways
+@pytest.mark.parametrize("length", [300, 3000])
+def test_torch_compile(length, causal):
+    x = inputs(2, length, 4, 64)
+    grad = torch.randn_like(x[2])
+
+    def f(q, k, v):
+        return cosformer_attention(q, k, v, causal=causal) * 2
+
+    plain = f(*x)
+    compiled = torch.compile(f, fullgraph=True, dynamic=True)(*x)
+    assert torch.equal(plain, compiled)
+    for a, b in zip(torch.autograd.grad(plain, x, grad), torch.autograd.grad(compiled, x, grad), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_auto_chooses_it_where_it_can_serve():
+    q, k, v = inputs(1, 100, 2, 64)
+    named = cosformer_attention(q, k, v, causal=True, backend="hopper")
+    assert torch.equal(cosformer_attention(q, k, v, causal=True), named)
+    with pytest.raises(ValueError, match=r"hopper: it computes in torch.bfloat16, not in torch.float32"):
+        cosformer_attention(q.float(), k.float(), v.float(), causal=True, backend="hopper")
+    cosformer_attention(q.float(), k.float(), v.float(), causal=True)  # the portable kernels serve
+
+
+@both_ways
+@pytest.mark.parametrize(("length", "need_state"), [(70, False), (2000, False), (2000, True)])
+def test_opcheck(length, need_state, causal):
+    from cosformer.ops.hopper.op import hopper_forward
+
+    q, k, v = inputs(1, length, 2, 64)
+    args = (q, k, v, None, None, None, None, None, causal, 0, 4000.0, 1e-6, need_state, True)
+    torch.library.opcheck(hopper_forward, args)
