@@ -1,0 +1,226 @@
+"""No mistake of a user's shows a traceback: one sentence that says what to do, and exit code 2."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosformer.cli import bench, main
+
+RECORD = {"task": "t", "mechanism": "cosformer", "metric": {"accuracy": 1.0}}
+
+
+def copy(saved, tmp_path, **changes):
+    """The saved model with some fields of its configuration changed."""
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def damaged(saved, tmp_path, name, content):
+    folder = copy(saved, tmp_path)
+    path = folder / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content(path.read_bytes()))
+    return folder
+
+
+def without_tokenizer(saved, tmp_path):
+    folder = copy(saved, tmp_path)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    return folder
+
+
+def written(tmp_path, name, content):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def results(tmp_path, line):
+    written(tmp_path, "results/task.jsonl", line)
+    return ["report", "--results", tmp_path / "results", "--out", tmp_path / "out"]
+
+
+# What was typed, given the saved model and an empty folder; and what the sentence has to say.
+MISTAKES = {
+    "command with a typo": (lambda s, t: ["genrate", s], "Did you mean generate?"),
+    "another typo": (lambda s, t: ["ifno"], "Did you mean info?"),
+    "unknown command": (lambda s, t: ["fly"], "there is no command 'fly'"),
+    "option of no command": (lambda s, t: ["--versoin"], "Did you mean --version?"),
+    "option with a typo": (lambda s, t: ["info", "--chek"], "Did you mean --check?"),
+    "option with a hyphen": (lambda s, t: ["generate", s, "--top-k", "5"], "Did you mean --top_k?"),
+    "shortened option": (lambda s, t: ["generate", s, "--temp", "1"], "there is no option --temp"),
+    "one argument too many": (lambda s, t: ["info", "now"], "'now' is one argument too many"),
+    "no folder given": (lambda s, t: ["generate"], "folder"),
+    "no such folder": (lambda s, t: ["generate", t / "none"], "there is no folder"),
+    "a file for a folder": (lambda s, t: ["generate", s / "config.json"], "there is no folder"),
+    "a folder without a model": (lambda s, t: ["generate", t], "has no config.json"),
+    "weights cut short": (
+        lambda s, t: ["generate", damaged(s, t, "model.safetensors", lambda b: b[: len(b) // 2])],
+        "damaged or incomplete",
+    ),
+    "weights missing": (
+        lambda s, t: ["generate", damaged(s, t, "model.safetensors", None)],
+        "no model.safetensors",
+    ),
+    "weights of noise": (
+        lambda s, t: ["generate", damaged(s, t, "model.safetensors", lambda b: b"\x80" * 100)],
+        "damaged or incomplete",
+    ),
+    "configuration not JSON": (
+        lambda s, t: ["generate", damaged(s, t, "config.json", lambda b: b"{")],
+        "cannot be loaded",
+    ),
+    "another kind of model": (lambda s, t: ["generate", copy(s, t, model_type="bert")], "of type 'bert'"),
+    "a classifier": (
+        lambda s, t: ["generate", copy(s, t, architectures=["CosformerForSequenceClassification"])],
+        "a CosformerForCausalLM is wanted",
+    ),
+    "unknown attention": (
+        lambda s, t: ["generate", copy(s, t, attention="cosfromer")],
+        "attention must be one of",
+    ),
+    "impossible sizes": (
+        lambda s, t: ["generate", copy(s, t, num_attention_heads=5)],
+        "must be a multiple of",
+    ),
+    "weights of other sizes": (
+        lambda s, t: ["generate", copy(s, t, intermediate_size=17)],
+        "do not fit its configuration",
+    ),
+    "no tokenizer": (lambda s, t: ["generate", without_tokenizer(s, t)], "no tokenizer"),
+    "no such context": (
+        lambda s, t: ["generate", s, "--context", t / "none.txt"],
+        "none.txt does not exist",
+    ),
+    "a folder for a context": (lambda s, t: ["generate", s, "--context", t], "is a folder"),
+    "a context that is no text": (
+        lambda s, t: ["generate", s, "--context", written(t, "x", b"\xff\xfe\x00")],
+        "not text in UTF-8",
+    ),
+    "a context beyond the horizon": (
+        lambda s, t: ["generate", s, "--context", written(t, "x", "a" * 300)],
+        "the model takes 256",
+    ),
+    "too many tokens": (lambda s, t: ["generate", s, "--tokens", "5000"], "ask for fewer --tokens"),
+    "no tokens": (lambda s, t: ["generate", s, "--tokens", "0"], "a positive whole number is wanted"),
+    "half a token": (lambda s, t: ["generate", s, "--tokens", "0.5"], "not '0.5'"),
+    "cold": (lambda s, t: ["generate", s, "--temperature", "-1"], "a number above 0"),
+    "warm words": (lambda s, t: ["generate", s, "--temperature", "warm"], "not 'warm'"),
+    "more than everything": (lambda s, t: ["generate", s, "--top_p", "2"], "at most 1"),
+    "an option without its value": (lambda s, t: ["generate", s, "--prompt"], "--prompt"),
+    "no such device": (lambda s, t: ["generate", s, "--device", "toaster"], "toaster is not a device"),
+    "another device": (lambda s, t: ["generate", s, "--device", "meta"], "not supported"),
+    "no GPU": (lambda s, t: ["generate", s, "--device", "cuda"], "sees no CUDA GPU"),
+    "too few GPUs": (lambda s, t: ["generate", s, "--device", "cuda:9"], "cuda:9 is not here"),
+    "no such dtype": (lambda s, t: ["generate", s, "--dtype", "float23"], "Did you mean float32?"),
+    "no such benchmark": (lambda s, t: ["bench", "oprator"], "Did you mean operator?"),
+    "option of a benchmark": (
+        lambda s, t: ["bench", "operator", "--lenghts", "64"],
+        "Did you mean --lengths?",
+    ),
+    "no records": (
+        lambda s, t: ["report", "--results", t / "a", "--benchmarks", t / "b"],
+        "there are no records",
+    ),
+    "a record cut short": (
+        lambda s, t: results(t, json.dumps(RECORD) + "\n" + '{"task": '),
+        "line 2, is not JSON",
+    ),
+    "a record without a metric": (lambda s, t: results(t, '{"task": "t"}'), "lacks mechanism, metric"),
+    "a record that is a list": (lambda s, t: results(t, "[1]"), "holds no record"),
+    "a record that is no text": (lambda s, t: results(t, b"\xff\xff"), "cannot be read"),
+    "a file for the records": (
+        lambda s, t: ["report", "--results", written(t, "f", "")],
+        "the folder of the records",
+    ),
+    "a file to write into": (
+        lambda s, t: [*results(t, json.dumps(RECORD))[:-1], written(t, "f", "")],
+        "f is a file",
+    ),
+    "a folder inside a file": (lambda s, t: ["demo", "--out", written(t, "f", "") / "x"], "cannot be made"),
+    "no time": (lambda s, t: ["demo", "--seconds", "0"], "a number above 0"),
+    "a demo into a file": (lambda s, t: ["demo", "--out", written(t, "f", "")], "f is a file"),
+}
+
+
+def run(capsys, arguments):
+    """Exit code and what was said on stderr."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as left:
+        code = left.code
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence(name, saved, tmp_path, capsys, monkeypatch):
+    if name in ("no GPU", "too few GPUs"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.chdir(tmp_path)
+    typed, says = MISTAKES[name]
+    code, said = run(capsys, typed(saved, tmp_path))
+    assert code == 2, said
+    assert says.lower() in said.lower()
+    assert len(said.strip().splitlines()) == 1, said
+
+
+def test_there_are_enough_of_them():
+    assert len(MISTAKES) >= 30
+
+
+@pytest.mark.parametrize("arguments", [["generate", "SAVED"], ["demo"], ["bench", "generation"]])
+def test_without_transformers(arguments, saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [m for m in sys.modules if m.startswith("cosformer.models")]:
+        monkeypatch.delitem(sys.modules, name)
+    code, said = run(capsys, [saved if a == "SAVED" else a for a in arguments])
+    assert code == 2, said
+    assert 'pip install "cosformer[models]"' in said
+
+
+def test_benchmarks_are_part_of_the_source_tree(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench.cosformer, "__file__", str(tmp_path / "site-packages/cosformer/__init__.py"))
+    code, said = run(capsys, ["bench", "operator"])
+    assert code == 2
+    assert "a clone of the repository" in said
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    code, said = run(capsys, ["demo", "--out", tmp_path])
+    assert code == 2
+    assert "may not be written to" in said
+
+
+@pytest.mark.parametrize("command", ["", "info", "demo", "generate", "bench", "report"])
+def test_help_teaches_by_example(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*command.split(), "--help"])
+    assert left.value.code == 0
+    assert f"cosformer {command}".strip() in capsys.readouterr().out.partition("\n\n")[2]
+
+
+def test_no_arguments_show_the_commands(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("demo", "generate", "bench", "report", "info"))
+
+
+def test_the_documentation_names_every_command():
+    from cosformer.cli.main import COMMANDS
+
+    page = (Path(__file__).parents[2] / "docs/command_line.md").read_text()
+    assert all(f"| `cosformer {name}` |" in page for name in COMMANDS)
