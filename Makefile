@@ -35,7 +35,7 @@ demo: $(STAMP)
 
 docs: $(STAMP)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
-	$(RUN) -m mkdocs build --strict $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
 # Benchmarks run as modules: a script's own folder would come first on the import path, and
 # benchmarks/operator.py would then stand in for the standard library's operator.

@@ -7,7 +7,7 @@ from cosformer.report.document import Line, Plot
 from cosformer.report.scales import Scale, fitted, ticks, written
 
 WIDTH, HEIGHT = 480, 340
-LEFT, RIGHT, TOP, BOTTOM = 66, 14, 14, 48
+LEFT, RIGHT, TOP, BOTTOM = 84, 14, 14, 48
 LETTER = 7.4  # the width of a character of the legend, roughly
 ROW = 20
 
