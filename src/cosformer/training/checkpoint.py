@@ -33,12 +33,15 @@ def steps(folder: Path) -> list[int]:
 
 
 def aside(folder: Path, step: int) -> Path:
-    """Where a checkpoint is written before it gets its name: an empty folder."""
-    path = folder / f"{_ASIDE}{name(step)}"
+    """Where a checkpoint is written before it gets its name."""
+    return folder / f"{_ASIDE}{name(step)}"
+
+
+def begin(path: Path) -> None:
+    """Makes that place an empty folder."""
     if path.exists():
         shutil.rmtree(path)
     path.mkdir(parents=True)
-    return path
 
 
 def finish(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Batches collated on the CPU, by worker processes where asked for; the same ones however many there are."""
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from cosformer.training.order import Order
 
 Batch = dict[str, Tensor]
+Key = tuple[int, int]
 
 
 class Keyed(Dataset[Batch]):
@@ -23,7 +25,7 @@ class Keyed(Dataset[Batch]):
         self.dataset = dataset
         self.epoch: int | None = None
 
-    def __getitem__(self, key: tuple[int, int]) -> Batch:
+    def __getitem__(self, key: Key) -> Batch:
         epoch, index = key
         if epoch != self.epoch:
             if hasattr(self.dataset, "set_epoch"):
@@ -43,15 +45,18 @@ class Collated:
 
     def training(self, order: Order, first: int, last: int) -> Iterator[Batch]:
         """Parts `first` to `last` - 1 of the order."""
-        return self._batches([order.keys, range(first, last)])
+        return self._batches(order.keys, range(first, last))
 
     def evaluation(self, indices: range, batch: int) -> Iterator[Batch]:
         """The samples of a range in their order, the last batch as short as it may be."""
-        starts = range(indices.start, indices.stop, batch)
-        return self._batches([lambda at: [(0, i) for i in range(at, min(at + batch, indices.stop))], starts])
 
-    def _batches(self, keys: list[Any]) -> Iterator[Batch]:
-        choose, numbers = keys
+
+        def keys(start: int) -> list[Key]:
+            return [(0, i) for i in range(start, min(start + batch, indices.stop))]
+
+        return self._batches(keys, range(indices.start, indices.stop, batch))
+
+    def _batches(self, choose: Callable[[int], list[Key]], numbers: range) -> Iterator[Batch]:
         loader = DataLoader(
             Keyed(self.dataset),
             batch_sampler=_Chosen(choose, numbers),
@@ -60,16 +65,22 @@ class Collated:
             pin_memory=self.device.type == "cuda",
             # The workers' seeds would otherwise be drawn from the generator that dropout draws from.
             generator=torch.Generator().manual_seed(0),
+            worker_init_fn=_deaf,
         )
         for batch in loader:
             yield {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
 
 
+def _deaf(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal; what happens then is the main process's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class _Chosen:
     """Keys of each batch, in turn."""
 
-    def __init__(self, choose: Any, numbers: range):
+    def __init__(self, choose: Callable[[int], list[Key]], numbers: range):
         self.choose, self.numbers = choose, numbers
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         return (self.choose(number) for number in self.numbers)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.tasks import Rows
 from cosformer.training.loader import Batch, Keyed
 from cosformer.training.order import Order
 
@@ -17,33 +18,31 @@ _BLOCK = 1024  # samples collated at a time
 class Resident:
     """A split, collated once, padded to its longest sample and kept in the smallest integers that hold it.
 
-    A batch is cut to its own longest sample, as `collate` would pad it, unless `whole`: a compiled model
-    then sees one shape alone.
+    A batch is cut to its own longest sample (rounded up as `tasks.base.padded` does), unless `whole`: a
+    compiled model then sees one shape alone.
     """
 
     def __init__(self, task: Any, dataset: Any, *, device: torch.device, whole: bool):
         self.device, self.whole, self.samples = device, whole, len(dataset)
         blocks: dict[str, list[Tensor]] = {}
+        lengths: dict[str, list[Tensor]] = {}
         keyed = Keyed(dataset)
         for at in range(0, self.samples, _BLOCK):
             rows = [keyed[0, i] for i in range(at, min(at + _BLOCK, self.samples))]
             for name, x in task.collate(rows).items():
                 if len(x) != len(rows):
                     raise ValueError(
-                        f"{name} of task {task.name!r} has {len(x)} rows for {len(rows)} samples, which cannot be "
-                        'kept on the device: give data="loader".'
+                        f"{name} of task {task.name!r} has {len(x)} rows for {len(rows)} samples, which cannot "
+                        'be kept on the device: give data="loader".'
                     )
                 blocks.setdefault(name, []).append(_small(x))
+                if name.endswith("attention_mask"):
+                    lengths.setdefault(name.removesuffix("attention_mask"), []).append(_lengths(x))
         filler = {"input_ids": task.pad_token_id or 0, "pair_input_ids": task.pad_token_id or 0, "labels": -100}
         self.dtypes = {name: x.dtype for name, x in task.collate([keyed[0, 0]]).items()}
-        columns = {name: _joined(parts, filler.get(name, 0)) for name, parts in blocks.items()}
+        self.columns = {name: _joined(parts, filler.get(name, 0)).to(device) for name, parts in blocks.items()}
         # On the CPU: the length of a batch is then known without waiting for the device.
-        self.lengths = {
-            prefix: _lengths(columns[f"{prefix}attention_mask"])
-            for prefix in ("", "pair_")
-            if f"{prefix}attention_mask" in columns
-        }
-        self.columns = {name: x.to(device) for name, x in columns.items()}
+        self.lengths = {prefix: torch.cat(parts) for prefix, parts in lengths.items()}
 
     def __len__(self) -> int:
         return self.samples
@@ -63,7 +62,7 @@ class Resident:
         batch = {name: x[rows].to(self.dtypes[name]) for name, x in self.columns.items()}
         if not self.whole:
             for prefix, lengths in self.lengths.items():
-                longest = max(1, int(lengths[chosen].max()))
+                longest = -(-max(1, int(lengths[chosen].max())) // 8) * 8
                 for name in (f"{prefix}input_ids", f"{prefix}attention_mask"):
                     batch[name] = batch[name][:, :longest]
                 if not prefix and batch["labels"].dim() == 2:
@@ -73,7 +72,8 @@ class Resident:
 
 def fits(task: Any, dataset: Any) -> bool:
     """Whether a split may be kept on the device: small, and the same in every epoch."""
-    if hasattr(dataset, "set_epoch") or not len(dataset):
+    changing = getattr(type(dataset), "set_epoch", Rows.set_epoch) is not Rows.set_epoch
+    if changing or not len(dataset):
         return False
     bytes_of_row = sum(_small(x).nbytes for x in task.collate([dataset[0]]).values())
     return len(dataset) * bytes_of_row <= LIMIT
