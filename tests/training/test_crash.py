@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosformer.training import Diverged, best, checkpoint, evaluate, files, train
+from cosformer.training import Diverged, best, checkpoint, files, train
 from cosformer.training.trainer import RunTrainer
 from tests.training.crash import DEATHS
 from tests.training.toy import recall, toy
@@ -65,24 +67,30 @@ def test_killed_anywhere_and_resumed_is_the_same_to_the_bit(tmp_path):
     assert len(set(samples_of(whole).values())) == 12, "the updates see different samples"
 
 
-@pytest.fixture
-def interrupted(tmp_path, monkeypatch):
-    """A run that stopped after 9 steps, with checkpoints of steps 4, 6 and 8, and its end if it had not."""
-    train(toy(workers=0), tmp_path / "whole", progress=False, results=tmp_path / "results.jsonl")
-    folder = tmp_path / "run"
-    base = RunTrainer.training_step
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that stopped after 9 steps, its newest checkpoints those of steps 6 and 8; and the whole run."""
+    base = tmp_path_factory.mktemp("stopped")
+    train(toy(workers=0), base / "whole", progress=False, results=base / "results.jsonl")
+    step = RunTrainer.training_step
 
     def fails(self, *args):
         if self.state.global_step == 9:
             raise OSError("the disk is on fire")
-        return base(self, *args)
+        return step(self, *args)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunTrainer, "training_step", fails)
         with pytest.raises(OSError, match="on fire"):
-            train(toy(workers=0), folder, progress=False, results=tmp_path / "results.jsonl")
-    assert checkpoint.steps(folder)[-2:] == [6, 8] or checkpoint.steps(folder)[-1] == 8
-    return folder
+            train(toy(workers=0), base / "run", progress=False, results=base / "results.jsonl")
+    assert checkpoint.steps(base / "run") == [6, 8]
+    return base
+
+
+@pytest.fixture
+def run_folder(stopped, tmp_path):
+    """A copy of it to spoil."""
+    return Path(shutil.copytree(stopped / "run", tmp_path / "run"))
 
 
 def truncate(path):
@@ -95,24 +103,88 @@ def flip(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("model.safetensors", truncate),
-        ("model.safetensors", flip),
-        ("optimizer.safetensors", flip),
-        ("status.json", truncate),
-        ("manifest.json", truncate),
-        ("manifest.json", Path.unlink),
-        ("random-0.safetensors", Path.unlink),
-    ],
-)
-def test_a_damaged_checkpoint_is_passed_by(interrupted, tmp_path, caplog, name, damage):
-    damage(interrupted / "checkpoint-8" / name)
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink], ids=["truncated", "changed", "gone"])
+@pytest.mark.parametrize("name", [*STATE, "status.json", "manifest.json"])
+def test_damage_is_found(run_folder, caplog, name, damage):
+    assert checkpoint.newest(run_folder).name == "checkpoint-8"
+    damage(run_folder / "checkpoint-8" / name)
     with caplog.at_level(logging.WARNING):
-        train(toy(workers=0), interrupted, progress=False, results=tmp_path / "results.jsonl")
+        assert checkpoint.newest(run_folder).name == "checkpoint-6"
     assert "checkpoint-8 is damaged" in caplog.text
-    resumed = [e["step"] for e in files.lines(interrupted / "log.jsonl") if e.get("event") == "resumed"]
-    assert resumed == [6]
-    same(interrupted, tmp_path / "whole")
-    assert checkpoint.damage(interrupted / "checkpoint-8") is None or 8 not in checkpoint.steps(interrupted)
+    assert name in caplog.text
+
+
+def test_the_checkpoint_before_a_damaged_one_is_resumed(stopped, run_folder, tmp_path):
+    truncate(run_folder / "checkpoint-8" / "model.safetensors")
+    train(toy(workers=0), run_folder, progress=False, results=tmp_path / "results.jsonl")
+    events = files.lines(run_folder / "log.jsonl")
+    assert [e["step"] for e in events if e.get("event") == "resumed"] == [6]
+    same(run_folder, stopped / "whole")
+
+
+def test_nothing_is_pickled(stopped, run_folder, tmp_path, monkeypatch):
+    """Neither when a run is resumed nor when it saves; not even where the safe way fails."""
+
+    def never(*args, **kwargs):
+        raise AssertionError("something was pickled or unpickled")
+
+    for module, name in [(pickle, "load"), (pickle, "loads"), (pickle, "dump"), (torch, "load"), (torch, "save"),
+                         (pickle, "Unpickler")]:  # fmt: skip
+        monkeypatch.setattr(module, name, never)
+    train(toy(workers=0), run_folder, progress=False, results=tmp_path / "results.jsonl")
+    same(run_folder, stopped / "whole")
+    assert {path.suffix for path in run_folder.rglob("*") if path.is_file()} == {".json", ".jsonl", ".safetensors"}
+    for path in run_folder.glob("checkpoint-*"):
+        truncate(path / "optimizer.safetensors")
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        best(run_folder)
+
+
+def test_another_run_is_refused(run_folder, tmp_path):
+    with pytest.raises(ValueError, match="another run: learning_rate, seed differ"):
+        train(toy(workers=0, learning_rate=1.0, seed=7), run_folder, results=tmp_path / "results.jsonl")
+    assert checkpoint.steps(run_folder) == [6, 8]
+
+
+def test_starting_again_removes_what_was_there(stopped, run_folder, tmp_path):
+    train(toy(workers=0), run_folder, resume=False, progress=False, results=tmp_path / "results.jsonl")
+    same(run_folder, stopped / "whole")
+    assert "resumed" not in {e.get("event") for e in files.lines(run_folder / "log.jsonl")}
+
+
+def test_a_finished_run_is_not_trained_again(stopped, tmp_path, monkeypatch):
+    monkeypatch.setattr(RunTrainer, "train", lambda *args, **kwargs: pytest.fail("trained again"))
+    again = train(toy(workers=0), stopped / "whole", progress=False, results=tmp_path / "results.jsonl")
+    assert again == files.lines(tmp_path / "results.jsonl")[0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_stops_the_run(tmp_path, monkeypatch, what, value):
+    """At its step, and before anything of it is saved: the run can go on from before."""
+    base = RunTrainer.compute_loss
+
+    class Spoil(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * value if what == "loss" else x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * value if what == "gradient" else gradient
+
+    def spoiled(self, *args, **kwargs):
+        loss = base(self, *args, **kwargs)
+        return Spoil.apply(loss) if self.state.global_step == 7 else loss
+
+    run = recall(workers=0, steps=10, save_every=2, log_every=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunTrainer, "compute_loss", spoiled)
+        with pytest.raises(Diverged, match=f"{what}.* at step 8") as caught:
+            train(run, tmp_path / "run", progress=False, results=tmp_path / "results.jsonl")
+    assert caught.value.step == 8
+    assert checkpoint.newest(tmp_path / "run").name == "checkpoint-6"
+    assert log_of(tmp_path / "run")[-1]["event"] == "diverged"
+    train(run, tmp_path / "run", progress=False, results=tmp_path / "results.jsonl")
+    steps = [line["step"] for line in log_of(tmp_path / "run") if "loss" in line]
+    assert steps == list(range(1, 11))

@@ -24,7 +24,7 @@ class Clock:
         self._spent = 0.0
         self._noted = (0, 0.0)
         self._since: float | None = None
-        self._began = time.monotonic()
+        self._began = self._session = time.monotonic()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -54,6 +54,10 @@ class Clock:
         """None before it has run."""
         seconds = self.seconds()
         return self.tokens / seconds if seconds > 0 and self.tokens else None
+
+    def seconds_left(self, done: int, left: int) -> float:
+        """Of a session that has made some steps, evaluations and checkpoints included."""
+        return (time.monotonic() - self._session) / done * left
 
     def note(self, status: Status) -> None:
         """Adds what has passed since the last note to a run's figures. To be called while paused."""

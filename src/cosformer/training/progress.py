@@ -17,7 +17,8 @@ class Bar:
         self._bar: Any = None
 
     def __call__(self, event: dict[str, Any]) -> None:
-        """`event`: step, steps, and what is known of loss, learning_rate, tokens_per_s, metric and `done`."""
+        """`event`: step, steps; seconds_left, loss, learning_rate, tokens_per_s and the metric as far as they
+        are known; `done` at the end."""
         if self._bar is None:
             quiet = not sys.stderr.isatty()
             self._bar = tqdm(

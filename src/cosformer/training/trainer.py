@@ -200,7 +200,12 @@ class RunTrainer(Trainer):
                 self._latest["tokens_per_s"] = speed
                 if self.journal is not None:
                     self.journal.write(self.status.step, event="speed", tokens_per_s=speed)
-            self.progress({"step": self.status.step, "steps": self.run.steps, **self._latest})
+            self._show()
+
+    def _show(self) -> None:
+        left = self.clock.seconds_left(self.status.step - self.first_step, self.run.steps - self.status.step)
+        where = {"step": self.status.step, "steps": self.run.steps, "seconds_left": left}
+        self.progress({**where, **self._latest})
 
     def _evaluated(self) -> bool:
         """Scores the validation split; whether it was never better."""
@@ -210,7 +215,7 @@ class RunTrainer(Trainer):
         self._latest[self.task.metric.name] = scores[self.task.metric.name]
         if self.journal is not None:
             self.journal.write(self.status.step, event="valid", **scores)
-        self.progress({"step": self.status.step, "steps": self.run.steps, **self._latest})
+        self._show()
         return better
 
     def score(self, split: str) -> dict[str, float]:
