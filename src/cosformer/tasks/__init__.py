@@ -4,10 +4,12 @@ from cosformer.tasks.base import Row, Rows, Split, Task
 from cosformer.tasks.metrics import Metric
 from cosformer.tasks.mqar import Mqar
 from cosformer.tasks.registry import build, get, names, parameters, register
+from cosformer.tasks.reverse import Reverse
 
 __all__ = [
     "Metric",
     "Mqar",
+    "Reverse",
     "Row",
     "Rows",
     "Split",

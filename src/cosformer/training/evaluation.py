@@ -39,10 +39,12 @@ def _rows(
     model: Any, task: Task, batches: Iterator[dict[str, Tensor]], precision: str, device: torch.device
 ) -> Tensor:
     extra = {"use_cache": False} if task.head == "causal_lm" else {}  # a state that nobody would read
+    # A decoder reads its target, behind the start token; the others would only compute a loss.
+    hidden = () if task.head == "conditional_generation" else ("labels",)
     found = []
     with _undisturbed(model, device), torch.no_grad(), autocast(precision, device):
         for batch in batches:
-            inputs = {name: x for name, x in batch.items() if name != "labels"}
+            inputs = {name: x for name, x in batch.items() if name not in hidden}
             found.append(task.metric.rows(model(**inputs, **extra).logits.float(), batch))
     return torch.cat(found) if found else torch.empty(0, 0, dtype=torch.float64, device=device)
 

@@ -7,6 +7,7 @@ import torch
 from cosformer.models import (
     CosformerConfig,
     CosformerForCausalLM,
+    CosformerForConditionalGeneration,
     CosformerForMaskedLM,
     CosformerForSequenceClassification,
     CosformerForSequencePairClassification,
@@ -19,6 +20,7 @@ HEADS: dict[str, Any] = {
     "masked_lm": CosformerForMaskedLM,
     "classification": CosformerForSequenceClassification,
     "pair_classification": CosformerForSequencePairClassification,
+    "conditional_generation": CosformerForConditionalGeneration,
 }
 
 

@@ -63,11 +63,10 @@ class Table:
         return Run.from_dict(made)
 
     def variant(self, task: str, **changes: Settings) -> "Table":
-        """The table of a sister task: other settings are laid over those of each part."""
-        parts = {
-            part: _over(getattr(self, part), changes.get(part, {})) for part in ("shared", *SCALES, "attention")
-        }
-        return Table(task, **parts, attention_at=self.attention_at)
+        """The table of a sister task: other settings are laid over those of each part. `task_settings` are
+        replaced where they are given, for they belong to a task; `model` is merged."""
+        parts = {part: _laid(getattr(self, part), changes.get(part, {})) for part in ("shared", *SCALES)}
+        return Table(task, **parts, attention=self.attention, attention_at=self.attention_at)
 
 
 def names() -> list[str]:
@@ -103,13 +102,9 @@ def build(
     return made
 
 
-def _over(below: Settings, above: Settings) -> dict[str, Any]:
-    """Two settings as one; mappings in them are merged."""
-    out = dict(below)
-    for name, value in above.items():
-        inner = out.get(name)
-        out[name] = {**inner, **value} if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
-    return out
+def _laid(below: Settings, above: Settings) -> dict[str, Any]:
+    model = {**below.get("model", {}), **above.get("model", {})}
+    return {**below, **above, **({"model": model} if model else {})}
 
 
 def _folder() -> Path:

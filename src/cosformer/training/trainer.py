@@ -59,7 +59,7 @@ class RunTrainer(Trainer):
         self.journal, self.progress, self.interrupt, self.status = log, progress, interrupt, status
         self.device = self.args.device
         self.model_accepts_loss_kwargs = True  # losses come weighted from compute_loss: see there
-        self.language_model = task.head in ("causal_lm", "masked_lm")
+        self.counts_tokens = task.head in ("causal_lm", "masked_lm", "conditional_generation")
         self.steps = Steps(self.accelerator)
         self.clock = Clock(self.device)
         self.first_step = status.step
@@ -80,15 +80,15 @@ class RunTrainer(Trainer):
         """The parts of an update, and the number of items in it, over all processes."""
         parts = [part for _, part in zip(range(num_batches), epoch_iterator, strict=False)]
         self._loss, self._tokens = self._nothing, sum(map(_tokens, parts), self._nothing)
-        if not self.language_model:
+        if not self.counts_tokens:
             return parts, self.run.batch
         items = sum((self._items(part) for part in parts), self._nothing)
         return parts, self.accelerator.reduce(items, "sum").clamp_min(1)
 
     def _items(self, batch: Batch) -> Tensor:
-        """Tokens of a part that a language model is asked for."""
+        """Tokens of a part that the model is asked for."""
         labels = batch["labels"]
-        if self.task.head == "masked_lm":
+        if self.task.head != "causal_lm":
             return (labels != -100).sum()
         hidden = unpredictable(
             labels, batch.get("attention_mask"), batch.get("position_ids"), batch.get("cu_seqlens")
@@ -102,7 +102,7 @@ class RunTrainer(Trainer):
         """A part's share of the mean over the whole update, times the number of processes, over which the
         gradients are averaged: sum over its items / items of the update · processes."""
         with autocast(self.run.precision, self.device):
-            if self.language_model:
+            if self.counts_tokens:
                 loss = model(**inputs, num_items_in_batch=num_items_in_batch)["loss"]
             else:
                 loss = model(**inputs)["loss"] * (len(inputs["labels"]) / num_items_in_batch)
