@@ -10,7 +10,9 @@ from cosformer.training.recipes import Table
 
 BASE = Table(
     task="sst2",
-    shared={"model": {"position": "learned"}, "schedule": "polynomial", "weight_decay": 0.01, "epsilon": 1e-6},
+    shared={
+        "model": {"position": "learned"}, "schedule": "polynomial", "weight_decay": 0.01, "epsilon": 1e-6,
+    },
     tiny={
         "task_settings": {"length": 64, "tokens": "bytes", "official": False},
         "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -39,7 +41,7 @@ BASE = Table(
 
 
 def table(task: str, rows: int, *, length: int = 256) -> Table:
-    """For a task with so many training rows: ten passes over them, or the steps of the base if that is less."""
+    """For a task with so many training rows: ten passes over them, or the base's steps if those are fewer."""
     changes = {}
     for scale, base in (("small", BASE.small), ("paper", BASE.paper)):
         steps = min(10 * rows // base["batch"], base["steps"])

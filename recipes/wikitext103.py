@@ -1,9 +1,9 @@
 """WikiText-103, word by word: perplexity of the next one.
 
 `paper`: Table 2 of the cosFormer paper (length 512, 150,000 updates, 16 layers of width 1,024, feed-forward
-4,096, dropout 0.3), with the optimiser of the same group's later recipe (128 sequences, Adam (0.9, 0.98), rate
-5e-4, inverse square root after 8,000 steps of warm-up, weight decay 0.01). The paper's adaptive input and
-softmax are not modelled: words in and out share one full matrix.
+4,096, dropout 0.3), with the optimiser of the same group's later recipe (128 sequences, Adam (0.9, 0.98),
+rate 5e-4, inverse square root after 8,000 steps of warm-up, weight decay 0.01). The paper's adaptive input
+and softmax are not modelled: words in and out share one full matrix.
 """
 
 from cosformer.training.recipes import Table

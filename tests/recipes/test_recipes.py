@@ -30,12 +30,16 @@ def test_every_recipe_is_complete(name, scale):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_takes_a_step(name, tmp_path, tiny_data):
     tiny_data(name)
-    run = recipes.build(name, scale="tiny", steps=1, batch=4, eval_batch=64, eval_every=1, warmup=0, device="cpu")
+    run = recipes.build(
+        name, scale="tiny", steps=1, batch=4, eval_batch=64, eval_every=1, warmup=0, device="cpu"
+    )
     record = train(run, tmp_path / "run", progress=False, results=tmp_path / "results.jsonl")
     task = tasks.build(run.task, **run.task_settings)
     assert record["steps"] == 1
     assert record["metric"]["name"] == task.metric.name
-    assert record["metric"]["test"][task.metric.name] == record["metric"]["test"][task.metric.name], "a number"
+    assert record["metric"]["test"][task.metric.name] == record["metric"]["test"][task.metric.name], (
+        "a number"
+    )
 
 
 def test_layers_of_a_table():

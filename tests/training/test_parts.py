@@ -54,9 +54,7 @@ def test_impossible_runs_are_refused(changes, message):
 def test_an_update_sees_the_same_samples_however_it_is_divided(processes, accumulation):
     """And every epoch all of them, once."""
     whole = Order(samples=11, batch=8, seed=3)
-    parts = [
-        Order(11, 8, accumulation, 3, processes, process) for process in range(processes)
-    ]
+    parts = [Order(11, 8, accumulation, 3, processes, process) for process in range(processes)]
     for update in range(11):
         divided = [
             key
@@ -87,7 +85,10 @@ def test_an_order_can_be_entered_anywhere():
     [
         ("constant", lambda o: transformers.get_constant_schedule_with_warmup(o, 10)),
         ("cosine", lambda o: transformers.get_cosine_schedule_with_warmup(o, 10, 100)),
-        ("polynomial", lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, 10, 100, 0.02, 2.0)),
+        (
+            "polynomial",
+            lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, 10, 100, 0.02, 2.0),
+        ),
         ("inverse_sqrt", lambda o: transformers.get_inverse_sqrt_schedule(o, 10)),
     ],
 )
@@ -131,7 +132,9 @@ def test_records_are_appended_whole_and_once(tmp_path):
         worker.start()
     for worker in workers:
         worker.join()
-    assert sorted(line["id"] for line in files.lines(path)) == sorted(f"{n}-{i}" for n in (1, 2) for i in range(20))
+    assert sorted(line["id"] for line in files.lines(path)) == sorted(
+        f"{n}-{i}" for n in (1, 2) for i in range(20)
+    )
     with path.open("a") as file:
         file.write('{"id": "torn')
     assert files.append_once(path, {"id": "torn"}, "id"), "half a line is not that record"
@@ -153,7 +156,12 @@ def test_a_log_is_rewound_to_a_step(tmp_path):
     assert again.last() == 5
     again.rewind(3)
     again.write(4, loss=0.5)
-    assert [(line["step"], line["loss"]) for line in files.lines(log.path)] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.5)]
+    assert [(line["step"], line["loss"]) for line in files.lines(log.path)] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+        (4, 0.5),
+    ]
 
 
 def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):

@@ -91,9 +91,7 @@ def test_samples_that_change_do_so_in_every_epoch(tmp_path, workers):
             return parts, items
 
         patch.setattr(RunTrainer, "get_batch_samples", noted)
-        run = toy(
-            **STILL | {"workers": workers, "steps": 6}, task_settings={"rows": 12, "changing": True}
-        )
+        run = toy(**STILL | {"workers": workers, "steps": 6}, task_settings={"rows": 12, "changing": True})
         trained(tmp_path, run)
     data = tasks.build("toy", **run.task_settings).dataset("train")
     for epoch in range(4):
@@ -245,7 +243,9 @@ def test_weights_of_another_run_to_start_from(tmp_path):
 
 def test_random_features_are_drawn_anew_and_resumed(tmp_path, monkeypatch):
     run = recall(
-        workers=0, attention="performer", model={"attention_parameters": {"redraw_interval": 5, "features": 8}}
+        workers=0,
+        attention="performer",
+        model={"attention_parameters": {"redraw_interval": 5, "features": 8}},
     )
     trained(tmp_path / "whole", run)
     with monkeypatch.context() as patch:
@@ -262,7 +262,7 @@ def test_random_features_are_drawn_anew_and_resumed(tmp_path, monkeypatch):
     trained(tmp_path / "run", run)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     buffers = [
-        {n: x for n, x in CosformerForCausalLM.from_pretrained(tmp_path / "run" / name).named_buffers()}
+        dict(CosformerForCausalLM.from_pretrained(tmp_path / "run" / name).named_buffers())
         for name in ("checkpoint-8", "checkpoint-12")
         if (tmp_path / "run" / name).is_dir()
     ]

@@ -11,9 +11,7 @@ from torch.utils.data import Dataset
 from cosformer.tasks.metrics import Metric
 
 Split = Literal["train", "valid", "test"]
-Head = Literal[
-    "causal_lm", "masked_lm", "classification", "pair_classification", "conditional_generation"
-]
+Head = Literal["causal_lm", "masked_lm", "classification", "pair_classification", "conditional_generation"]
 Row = dict[str, Tensor]
 
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -20,8 +20,8 @@ PAD, START, END, LETTERS = 0, 1, 2, 3
 class Exact(Metric):
     """The share of sequences without a single mistake, and of right tokens.
 
-    Every token is predicted from the right ones before it; so a sequence has no mistake here exactly if greedy
-    generation gives it.
+    Every token is predicted from the right ones before it; so a sequence has no mistake here exactly if
+    greedy generation gives it.
     """
 
     name = "exact"

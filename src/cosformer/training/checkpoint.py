@@ -50,7 +50,10 @@ def finish(path: Path) -> Path:
     for file in sorted(path.rglob("*")):
         if file.is_file():
             flush(file)
-            entries[file.relative_to(path).as_posix()] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+            entries[file.relative_to(path).as_posix()] = {
+                "bytes": file.stat().st_size,
+                "sha256": _digest(file),
+            }
     for inner in sorted(path.rglob("*")):
         if inner.is_dir():
             flush(inner)

@@ -24,7 +24,9 @@ def score(
     Each process takes one stretch of the samples; their statistics come together again in the order of the
     split, so the score is that of one process.
     """
-    processes, process = (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
+    processes, process = (
+        (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
+    )
     stretch = -(-len(source) // processes)
     own = range(min(process * stretch, len(source)), min((process + 1) * stretch, len(source)))
     rows = _rows(model, task, source.evaluation(own, batch), precision, device)

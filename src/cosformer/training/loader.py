@@ -50,7 +50,6 @@ class Collated:
     def evaluation(self, indices: range, batch: int) -> Iterator[Batch]:
         """The samples of a range in their order, the last batch as short as it may be."""
 
-
         def keys(start: int) -> list[Key]:
             return [(0, i) for i in range(start, min(start + batch, indices.stop))]
 

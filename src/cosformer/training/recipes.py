@@ -1,7 +1,7 @@
 """Recipes: complete runs as functions, one table of settings per task.
 
-A recipe is a Python file with a function `build(scale, attention, **overrides)` that returns a `Run`. Those of
-this project lie in `recipes/` of a checkout; a file of your own is given by its path.
+A recipe is a Python file with a function `build(scale, attention, **overrides)` that returns a `Run`. Those
+of this project lie in `recipes/` of a checkout; a file of your own is given by its path.
 """
 
 import difflib
@@ -55,7 +55,12 @@ class Table:
             self.attention_at.get((attention, scale), {}),
             overrides,
         )
-        made: dict[str, Any] = {"task": self.task, "attention": attention, "recipe": self.task, "scale": scale}
+        made: dict[str, Any] = {
+            "task": self.task,
+            "attention": attention,
+            "recipe": self.task,
+            "scale": scale,
+        }
         for layer in layers:
             for name, value in layer.items():
                 merged = name in ("task_settings", "model")
@@ -98,7 +103,9 @@ def build(
     """The run of a recipe."""
     made = load(name_or_path).build(scale=scale, attention=attention, **overrides)
     if not isinstance(made, Run):
-        raise TypeError(f"build of recipe {str(name_or_path)!r} must return a Run, but got {type(made).__name__}.")
+        raise TypeError(
+            f"build of recipe {str(name_or_path)!r} must return a Run, but got {type(made).__name__}."
+        )
     return made
 
 
@@ -112,8 +119,8 @@ def _folder() -> Path:
         if (root / "recipes" / "__init__.py").is_file():
             return root / "recipes"
     raise FileNotFoundError(
-        "recipes are not part of the installed package: work in a checkout of the project, or give the path of "
-        "a recipe file."
+        "recipes are not part of the installed package: work in a checkout of the project, or give the path "
+        "of a recipe file."
     )
 
 

@@ -32,15 +32,21 @@ class Resident:
             for name, x in task.collate(rows).items():
                 if len(x) != len(rows):
                     raise ValueError(
-                        f"{name} of task {task.name!r} has {len(x)} rows for {len(rows)} samples, which cannot "
-                        'be kept on the device: give data="loader".'
+                        f"{name} of task {task.name!r} has {len(x)} rows for {len(rows)} samples, which "
+                        'cannot be kept on the device: give data="loader".'
                     )
                 blocks.setdefault(name, []).append(_small(x))
                 if name.endswith("attention_mask"):
                     lengths.setdefault(name.removesuffix("attention_mask"), []).append(_lengths(x))
-        filler = {"input_ids": task.pad_token_id or 0, "pair_input_ids": task.pad_token_id or 0, "labels": -100}
+        filler = {
+            "input_ids": task.pad_token_id or 0,
+            "pair_input_ids": task.pad_token_id or 0,
+            "labels": -100,
+        }
         self.dtypes = {name: x.dtype for name, x in task.collate([keyed[0, 0]]).items()}
-        self.columns = {name: _joined(parts, filler.get(name, 0)).to(device) for name, parts in blocks.items()}
+        self.columns = {
+            name: _joined(parts, filler.get(name, 0)).to(device) for name, parts in blocks.items()
+        }
         # On the CPU: the length of a batch is then known without waiting for the device.
         self.lengths = {prefix: torch.cat(parts) for prefix, parts in lengths.items()}
 

@@ -19,9 +19,7 @@ from collections.abc import Callable
 NAMES = ("constant", "cosine", "polynomial", "inverse_sqrt", "rsqrt")
 
 
-def factor(
-    name: str, step: int, *, warmup: int, steps: int, end: float = 0.0, power: float = 1.0
-) -> float:
+def factor(name: str, step: int, *, warmup: int, steps: int, end: float = 0.0, power: float = 1.0) -> float:
     """What the learning rate is multiplied by at a step, counted from 1."""
     rise = min(1.0, step / warmup) if warmup else 1.0
     if name == "rsqrt":

@@ -51,7 +51,9 @@ def load_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
     state = optimizer.state_dict()  # its groups and options are the run's; only what has changed is loaded
     sizes = [len(group["params"]) for group in state["param_groups"]]
     if sizes != [group["params"] for group in values["groups"]]:
-        raise ValueError(f"{path} is the state of an optimiser over other parameters: it belongs to another run.")
+        raise ValueError(
+            f"{path} is the state of an optimiser over other parameters: it belongs to another run."
+        )
     entries: dict[int, dict[str, Any]] = {}
     for key, value in {**tensors, **values["numbers"]}.items():
         index, name = key.split(".", 1)
@@ -65,7 +67,7 @@ def load_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
 def save_random(path: Path, device: torch.device) -> None:
     """The states of the generators of Python, NumPy, PyTorch and the process's GPU."""
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (whoever draws so is resumed too)
     tensors = {
         "python": torch.tensor(words),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
@@ -85,7 +87,7 @@ def load_random(path: Path, device: torch.device) -> None:
     python, numpy = values["python"], values["numpy"]
     random.setstate((python["version"], tuple(tensors["python"].tolist()), python["gauss"]))
     keys = tensors["numpy"].numpy().astype(np.uint32)
-    np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
+    np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))  # noqa: NPY002
     torch.set_rng_state(tensors["torch"])
     if device.type == "cuda" and "cuda" in tensors:
         torch.cuda.set_rng_state(tensors["cuda"], device)

@@ -14,8 +14,8 @@ class Diverged(RuntimeError):
     def __init__(self, step: int, what: str, value: float):
         self.step = step
         super().__init__(
-            f"the {what} became {value} at step {step}, and the run was stopped; its checkpoints from before are "
-            "intact. Lower learning_rate or clip, or lengthen warmup, and start anew."
+            f"the {what} became {value} at step {step}, and the run was stopped; its checkpoints from before "
+            "are intact. Lower learning_rate or clip, or lengthen warmup, and start anew."
         )
 
 

@@ -50,7 +50,7 @@ def train(
     """
     folder = Path(folder)
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
-    device = _device(run)
+    device = device_of(run)
     settings = arguments(run, folder, device)
     with settings.main_process_first(desc="preparing the folder"):
         if settings.process_index == 0:
@@ -66,7 +66,7 @@ def train(
     status = Status() if start is None else Status.read(start)
     main = settings.process_index == 0
     task = tasks.build(run.task, **run.task_settings)
-    sources = {split: _source(run, task, split, settings.device) for split in ("train", "valid")}
+    sources = {split: source(run, task, split, settings.device) for split in ("train", "valid")}
     order = Order(
         len(sources["train"]), run.batch, run.accumulation, run.seed, settings.world_size,
         settings.process_index,
@@ -89,10 +89,10 @@ def train(
             trainer.train(resume_from_checkpoint=None if start is None else str(start))
         if trainer.interrupted:
             raise Interrupted(
-                f"stopped at step {status.step} of {run.steps}; train with the same folder goes on from there."
+                f"stopped at step {status.step} of {run.steps}: train in the same folder to go on from there"
             )
         trainer.load_best()
-        trainer.sources["test"] = _source(run, task, "test", trainer.device)
+        trainer.sources["test"] = source(run, task, "test", trainer.device)
         test = trainer.score("test")
     trainer.clock.note(status)
     status.peak_memory_bytes = max(status.peak_memory_bytes, peak_memory(trainer.device))
@@ -116,11 +116,11 @@ def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) 
     folder = Path(folder)
     run = Run.from_dict(files.read_json(_file(folder, _RUN))["run"])
     task = tasks.build(run.task, **run.task_settings)
-    device = torch.device(_device(run))
+    device = torch.device(device_of(run))
     net = model.HEADS[task.head](model.configuration(run, task))
     load_model(net, best(folder) / "model.safetensors")
     return evaluation.score(
-        net.to(device).eval(), task, _source(run, task, split, device), batch=batch or run.eval_batch,
+        net.to(device).eval(), task, source(run, task, split, device), batch=batch or run.eval_batch,
         precision=run.precision, device=device,
     )  # fmt: skip
 
@@ -150,15 +150,15 @@ def _prepare(run: Run, folder: Path, resume: bool) -> None:
     if not path.is_file():
         if checkpoint.steps(folder):
             raise FileExistsError(
-                f"{folder} holds checkpoints but no {_RUN}: they are not of a run of ours. Give another folder."
+                f"{folder} holds checkpoints but no {_RUN}: they are not of such a run. Give another folder."
             )
         files.write_json(path, {"id": uuid.uuid4().hex, "run": run.to_dict()})
         return
     changed = Run.from_dict(files.read_json(path)["run"]).differences(run)
     if changed:
         raise ValueError(
-            f"{folder} holds another run: {', '.join(changed)} differ. Give another folder, or resume=False to "
-            "start again in this one."
+            f"{folder} holds another run: {', '.join(changed)} differ. Give another folder, or resume=False "
+            "to start again in this one."
         )
     start = checkpoint.newest(folder)
     for step in checkpoint.steps(folder):
@@ -170,13 +170,13 @@ def _ended(run: Run, status: Status) -> bool:
     return status.step >= run.steps or (run.patience is not None and status.waited >= run.patience)
 
 
-def _device(run: Run) -> str:
+def device_of(run: Run) -> str:
     if run.device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError('device "cuda" was asked for, but PyTorch sees no GPU here: give "cpu" or "auto".')
     return "cuda" if run.device == "auto" and torch.cuda.is_available() else run.device.replace("auto", "cpu")
 
 
-def _source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
+def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
     """The samples of a split, kept on the device where the run allows it."""
     dataset = task.dataset(split)
     if run.data == "device" or (run.data == "auto" and not run.workers and fits(task, dataset)):

@@ -47,7 +47,7 @@ class RunTrainer(Trainer):
     loss_is_scaled_for_ga = True
 
     def __init__(
-        self, run: Run, task: Task, model: nn.Module, folder: Path, arguments: TrainingArguments, *,
+        self, run: Run, task: Task, model: Any, folder: Path, arguments: TrainingArguments, *,
         order: Order, sources: dict[str, Any], log: Log | None, progress: Progress, interrupt: Interrupt,
         status: Status,
     ):  # fmt: skip
@@ -60,6 +60,8 @@ class RunTrainer(Trainer):
         self.device = self.args.device
         self.model_accepts_loss_kwargs = True  # losses come weighted from compute_loss: see there
         self.counts_tokens = task.head in ("causal_lm", "masked_lm", "conditional_generation")
+        self.optimizer: Any = None
+        self.lr_scheduler: Any = None
         self.steps = Steps(self.accelerator)
         self.clock = Clock(self.device)
         self.first_step = status.step
@@ -331,4 +333,3 @@ def arguments(run: Run, folder: Path, device: str) -> TrainingArguments:
     )
     made._n_gpu = min(made.n_gpu, 1)  # or the base class spreads batches over all GPUs by DataParallel
     return made
-
