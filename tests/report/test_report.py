@@ -21,7 +21,8 @@ EVIL = '<script>alert(1)</script>" onload="x'
 
 
 def run_record(mechanism, seed, accuracy, **more):
-    return {"task": "text", "mechanism": mechanism, "seed": seed, "metric": {"accuracy": accuracy}, **more}
+    metric = {"name": "accuracy", "higher_is_better": True, "test": {"accuracy": accuracy}}
+    return {"task": "text", "mechanism": mechanism, "scale": "tiny", "seed": seed, "metric": metric, **more}
 
 
 def plot(*lines, **how):
@@ -32,7 +33,8 @@ def plot(*lines, **how):
 def test_the_project_s_own_records(tmp_path):
     page, text = write(report(ROOT / "results", ROOT / "benchmarks/reports"), tmp_path)
     words = text.read_text()
-    assert "## reverse a sequence" in words
+    for record in records.runs(ROOT / "results"):
+        assert f"## {record['task']}\n" in words
     kept = records.benchmarks(ROOT / "benchmarks/reports")
     for kind in {r["format"].rpartition(" ")[0] for r in kept}:
         assert f"From `{benchmarks.latest(kept, kind)['stem']}.json`" in words
@@ -50,10 +52,25 @@ def test_runs_are_averaged_over_seeds():
     assert [row[:3] for row in table.rows] == [["cosformer", "0.75 ± 0.05", "2"], ["softmax", "0.9", "1"]]
 
 
-def test_losses_are_drawn():
-    (section,) = results.sections([run_record("cosformer", 0, 0.5, loss=[[10, 2.0], [20, 1.0]])])
+def test_scales_are_kept_apart():
+    found = [run_record("cosformer", 0, 0.8), run_record("cosformer", 0, 0.4) | {"scale": "small"}]
+    (section,) = results.sections(found)
+    tables = [b for b in section.blocks if isinstance(b, Table)]
+    assert [t.rows[0][1] for t in tables] == ["0.4", "0.8"]
+
+
+def test_scores_are_drawn_against_speed():
+    found = [
+        run_record("cosformer", 0, 0.8, tokens_per_s=100.0),
+        run_record("cosformer", 1, 0.6, tokens_per_s=300.0),
+        run_record("softmax", 0, 0.9, tokens_per_s=50.0),
+    ]
+    (section,) = results.sections(found)
     (drawn,) = (b for b in section.blocks if isinstance(b, Plot))
-    assert drawn.lines[0].points == [(10, 2.0), (20, 1.0)]
+    assert {line.name: line.points for line in drawn.lines} == {
+        "cosformer": [(200.0, pytest.approx(0.7))],
+        "softmax": [(50.0, 0.9)],
+    }
 
 
 def test_the_newest_record_of_a_kind_counts():
@@ -72,7 +89,10 @@ def test_an_empty_project_has_a_report(tmp_path):
 
 
 def test_what_a_record_holds_stays_words():
-    found = [run_record(EVIL, 0, 0.5, loss=[[1, 2.0], [2, 1.0]], hardware={"cpu": EVIL}) | {"task": EVIL}]
+    found = [
+        run_record(name, 0, 0.5, tokens_per_s=9.0, hardware={"cpu": EVIL}) | {"task": EVIL}
+        for name in (EVIL, "x")
+    ]
     words = [Text(f"`{EVIL}` [x](javascript:alert(1))"), Samples([Sample(EVIL, EVIL, EVIL)], EVIL)]
     document = Document(EVIL, EVIL, [*results.sections(found), Section(EVIL, words)], EVIL)
     page = html.render(document)

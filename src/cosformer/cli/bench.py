@@ -5,13 +5,12 @@ for beside the package (an editable installation, or PYTHONPATH=src), then in th
 """
 
 import argparse
-import importlib.util
 import runpy
 import sys
 from pathlib import Path
 
-import cosformer
-from cosformer.cli.mistakes import Mistake
+from cosformer import machine
+from cosformer.cli.mistakes import Mistake, needs_models
 from cosformer.cli.parser import Parser, one_of
 
 HELP = "time the operator, the attentions, or generation; write a report"
@@ -29,7 +28,7 @@ BENCHMARKS = ("operator", "attention", "generation")
 
 def root() -> Path:
     """The source tree."""
-    for folder in (Path(cosformer.__file__).resolve().parents[2], Path.cwd()):
+    for folder in (machine.CHECKOUT, Path.cwd()):
         if (folder / "benchmarks" / "operator.py").is_file():
             return folder
     raise Mistake(
@@ -45,8 +44,9 @@ def arguments(p: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     tree = root()
-    if args.benchmark == "generation" and importlib.util.find_spec("transformers") is None:
-        raise Mistake('the package transformers is missing: pip install "cosformer[models]".')
+    if args.benchmark == "generation":
+        with needs_models():
+            import transformers  # noqa: F401
     # As `python -m benchmarks.<name>` in the root of the tree: with its own options, help and messages.
     sys.path.insert(0, str(tree))
     before, sys.argv = sys.argv, [f"benchmarks.{args.benchmark}", *args.options]

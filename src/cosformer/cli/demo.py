@@ -1,12 +1,11 @@
 """`cosformer demo`: train, compare and report, on this machine."""
 
 import argparse
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 from cosformer.cli import info
-from cosformer.cli.mistakes import Mistake, Stopped, writable_folder
+from cosformer.cli.mistakes import Stopped, needs_models, writable_folder
 from cosformer.cli.parser import Parser, number
 from cosformer.terminal import Progress, plain
 
@@ -30,8 +29,9 @@ def arguments(p: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if importlib.util.find_spec("transformers") is None:
-        raise Mistake('the package transformers is missing: pip install "cosformer[models]".')
+    with needs_models():
+        import transformers  # noqa: F401
+
     from cosformer.demo.page import figures
     from cosformer.demo.run import Demo
     from cosformer.demo.settings import TINY, Settings

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cosformer.cli import devices
-from cosformer.cli.mistakes import Mistake, Stopped, readable_file
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models, readable_file
 from cosformer.cli.parser import Parser, number, positive_int
 from cosformer.terminal import Progress
 
@@ -46,12 +46,10 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
         raise Mistake(f"there is no folder {folder}; give one that save_pretrained wrote.")
     if not (folder / "config.json").is_file():
         raise Mistake(f"{folder} has no config.json, so it is no saved model.")
-    try:
+    with needs_models():
         import transformers
 
         from cosformer.models import CosformerConfig, CosformerForCausalLM
-    except ModuleNotFoundError as error:
-        raise Mistake(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:

@@ -3,15 +3,14 @@
 import argparse
 import importlib.metadata
 import json
-import os
 import platform
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import cosformer
+from cosformer import machine
 from cosformer.check import Verdict, check
 from cosformer.cli.parser import Parser
 from cosformer.terminal import plain, seconds, size
@@ -62,13 +61,14 @@ def version(package: str) -> str | None:
 
 def devices() -> list[dict[str, Any]]:
     """The CPU, every CUDA GPU, and where there is none, why."""
+    cpu = machine.hardware(torch.device("cpu"))
     found: list[dict[str, Any]] = [
         {
             "device": "cpu",
-            "name": _cpu(),
-            "cores": os.cpu_count(),
+            "name": cpu["cpu"],
+            "cores": cpu["cores"],
             "threads": torch.get_num_threads(),
-            "memory_bytes": _memory(),
+            "memory_bytes": cpu["memory_bytes"],
         }
     ]
     if torch.cuda.is_available():
@@ -91,22 +91,6 @@ def devices() -> list[dict[str, Any]]:
         )
         found.append({"device": "cuda", "absent": why})
     return found
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
 
 
 def words(data: dict[str, Any]) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from cosformer import __version__
-from cosformer.cli import bench, demo, generate, info, report
+from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, train
 from cosformer.cli.mistakes import Mistake, Stopped, about
 from cosformer.cli.parser import Parser, did_you_mean
+from cosformer.cli.runs import Failed
 
 DESCRIPTION = """cosFormer attention: exact, linear in the length, with a state of constant size."""
 EXAMPLES = """start here:
@@ -20,6 +21,10 @@ EXAMPLES = """start here:
 COMMANDS: dict[str, ModuleType] = {
     "demo": demo,
     "info": info,
+    "train": train,
+    "eval": evaluate,
+    "compare": compare,
+    "data": data,
     "generate": generate,
     "bench": bench,
     "report": report,
@@ -58,7 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except Mistake as mistake:
         return _say(args.command, str(mistake), 2)
+    except Failed as failed:
+        return _say(args.command, str(failed), 1)
     except Stopped as stopped:
+        print(file=sys.stderr)  # a progress bar may stand in the line
         return _say(args.command, str(stopped), 130)
     except KeyboardInterrupt:
         return _say(args.command, "stopped.", 130)

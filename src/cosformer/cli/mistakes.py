@@ -2,6 +2,8 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -22,6 +24,17 @@ def about(error: OSError) -> tuple[str, int]:
         return f"the file system is read-only{where}: choose another folder; {KEPT}.", 2
     said = (error.strerror or str(error)).lower()
     return f"{said}{where}.", 2
+
+
+@contextmanager
+def needs_models() -> Iterator[None]:
+    """Around imports of the models: what is missing is named, with the way to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "cosformer":
+            raise
+        raise Mistake(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
 
 
 KEPT = "results finished before are complete, for files are replaced only by finished ones"

@@ -34,6 +34,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, left = self.parse_known_args(args, namespace)
+        if hasattr(found, "settings"):  # NAME=VALUE words may stand anywhere, also behind options
+            found.settings += [word for word in left if not word.startswith("-")]
+            left = [word for word in left if word.startswith("-")]
         if left:
             getattr(found, "parser", self).unknown(left)
         return found

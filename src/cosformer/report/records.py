@@ -20,10 +20,8 @@ def runs(folder: Path) -> list[Record]:
                 continue
             record = _parsed(line, f"{path}, line {number},")
             missing = [key for key in ("task", "mechanism", "metric") if key not in record]
-            if missing or not isinstance(record["metric"], dict):
-                lacks = (
-                    f"lacks {', '.join(missing)}" if missing else "has a metric that is no table of figures"
-                )
+            if missing or not isinstance(record["metric"], dict) or "test" not in record["metric"]:
+                lacks = f"lacks {', '.join(missing)}" if missing else "has no score on the test split"
                 raise RecordError(f"{path}, line {number}, is no record of a run: it {lacks}.")
             found.append(record)
     return found

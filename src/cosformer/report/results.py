@@ -1,4 +1,4 @@
-"""Finished runs as sections: for each task one table of mechanisms, and their losses."""
+"""Finished runs as sections: for each task and scale one table of mechanisms, and scores against speed."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -11,51 +11,59 @@ Record = dict[str, Any]
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
+    """Scales are different experiments: they share a section, but no row."""
     tasks = sorted({r["task"] for r in records})
     return [_task(task, [r for r in records if r["task"] == task]) for task in tasks]
 
 
 def _task(task: str, records: list[Record]) -> Section:
-    mechanisms = sorted(
-        {r["mechanism"] for r in records}, key=lambda m: (m != "cosformer", m != "softmax", m)
-    )
-    metrics = list(dict.fromkeys(name for r in records for name in r["metric"]))
+    blocks: list[Block] = []
+    for scale in sorted({r.get("scale") or "own settings" for r in records}):
+        blocks += _scale(task, scale, [r for r in records if (r.get("scale") or "own settings") == scale])
+    return Section(task, [*blocks, Text(_made_with(records))])
+
+
+def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
+    names = {r["mechanism"] for r in records}
+    mechanisms = sorted(names, key=lambda m: (m != "cosformer", m != "softmax", m))
+    of = {m: [r for r in records if r["mechanism"] == m] for m in mechanisms}
+    metrics = list(dict.fromkeys(name for r in records for name in r["metric"]["test"]))
     header = ["attention", *metrics, "runs", "steps", "parameters", "tokens/s", "peak memory"]
-    rows = [_row(m, [r for r in records if r["mechanism"] == m], metrics) for m in mechanisms]
-    blocks: list[Block] = [
-        Table(
-            header,
-            rows,
-            "Means over runs; behind ± half the distance between the best and the worst of them.",
-        )
-    ]
+    better = "higher" if records[0]["metric"].get("higher_is_better") else "lower"
+    caption = (
+        f"Scale {scale}, test split; {better} {metrics[0]} is better. Means over runs; behind ± half "
+        "the distance between the best and the worst of them."
+    )
+    blocks: list[Block] = [Table(header, [_row(m, of[m], metrics) for m in mechanisms], caption)]
     lines = [
-        Line(m, [tuple(p) for p in curve], colour_of(m, mechanisms))
-        for m in mechanisms
-        if (curve := next((r["loss"] for r in records if r["mechanism"] == m and r.get("loss")), None))
+        Line(m, [point], colour_of(m, mechanisms)) for m in mechanisms if (point := _point(of[m], metrics[0]))
     ]
-    if lines:
+    if len(lines) > 1:
         blocks.append(
             Plot(
-                f"loss {task}",
-                f"{task}: training loss",
-                "steps",
-                "loss",
+                f"{task} {scale} score",
+                f"{task}, {scale}: {metrics[0]} against speed",
+                "training, tokens a second",
+                metrics[0],
                 lines,
-                "The loss while training, the first run of each attention: lower is better, and a line that "
-                "is still falling would have gained from more steps.",
+                f"Further right is faster, and {better} is better; only runs on the same hardware compare.",
                 x_unit="count",
-                log_y=all(y > 0 for line in lines for _, y in line.points),
             )
         )
-    blocks.append(Text(_made_with(records)))
-    return Section(task, blocks)
+    return blocks
+
+
+def _point(records: list[Record], metric: str) -> tuple[float, float] | None:
+    speeds = [r["tokens_per_s"] for r in records if r.get("tokens_per_s")]
+    scores = [r["metric"]["test"][metric] for r in records if metric in r["metric"]["test"]]
+    return (mean(speeds), mean(scores)) if speeds and scores else None
 
 
 def _row(mechanism: str, records: list[Record], metrics: list[str]) -> list[str]:
+    tests = [r["metric"]["test"] for r in records]
     return [
         mechanism,
-        *(_spread([r["metric"][m] for r in records if r["metric"].get(m) is not None]) for m in metrics),
+        *(_spread([t[m] for t in tests if t.get(m) is not None]) for m in metrics),
         f"{len(records)}",
         _range([r.get("steps") for r in records]),
         _range([r.get("parameters") for r in records]),
