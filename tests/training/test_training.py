@@ -185,13 +185,21 @@ def test_mixed_precision(tmp_path, monkeypatch):
     assert record["settings"]["precision"] == "bf16"
 
 
-def test_compiled(tmp_path):
+def test_compiled(tmp_path, monkeypatch):
+    kinds, base = [], RunTrainer.compute_loss
+
+    def looked(self, model, *args, **kwargs):
+        kinds.append(isinstance(model, torch._dynamo.OptimizedModule))
+        return base(self, model, *args, **kwargs)
+
+    monkeypatch.setattr(RunTrainer, "compute_loss", looked)
     for folder, compiled in (("plain", False), ("compiled", True)):
         trained(tmp_path / folder, recall(**STILL, compile=compiled, compile_backend="aot_eager"))
     torch.testing.assert_close(
         torch.tensor(losses(tmp_path / "compiled")), torch.tensor(losses(tmp_path / "plain")),
         rtol=1e-4, atol=1e-5,
     )  # fmt: skip
+    assert kinds == [False] * 10 + [True] * 10, "five steps of two parts each"
 
 
 def test_gradient_checkpointing(pair, tmp_path):
