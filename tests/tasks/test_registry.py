@@ -29,14 +29,5 @@ def test_a_task_is_a_frozen_dataclass_that_explains_itself(name):
     )
     task = tasks.build(name)
     assert task == tasks.build(name)
-    field = next(iter(tasks.parameters(name)))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(task, field, 1)
-
-
-@pytest.mark.parametrize("name", tasks.names())
-def test_the_docstring_names_every_setting(name):
-    cls = tasks.get(name)
-    documented = cls.__doc__.partition("Args:")[2]
-    for setting in tasks.parameters(name):
-        assert setting in documented, setting
+        task.title = "another"

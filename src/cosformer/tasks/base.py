@@ -113,3 +113,13 @@ def padded(columns: Sequence[Tensor], value: int, limit: int, multiple: int = 8)
         out[i, : len(column)] = column
         mask[i, : len(column)] = 1
     return out, mask
+
+
+def sequences(rows: Sequence[Row], pad: int, limit: int) -> dict[str, Tensor]:
+    """Rows with a sequence, or two of them, and a label: padded, with their masks."""
+    batch = {"labels": torch.stack([row["labels"] for row in rows])}
+    for name in ("input_ids", "pair_input_ids"):
+        if name in rows[0]:
+            ids, mask = padded([row[name] for row in rows], pad, limit)
+            batch |= {name: ids, name.replace("input_ids", "attention_mask"): mask}
+    return batch
