@@ -9,10 +9,10 @@ TABLE = Table(
     task="enwik8",
     shared={"model": {"position": "learned"}, "beta2": 0.98},
     tiny={
-        "task_settings": {"length": 64, "official": False},
+        "task_settings": {"length": 256, "official": False},
         "model": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 100, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 100, "save_every": 50,
-        "eval_batch": 256,
+        "steps": 100, "batch": 8, "learning_rate": 5e-3, "warmup": 10, "eval_every": 100, "save_every": 50,
+        "eval_batch": 64, "data": "loader",
     },
     small={
         "task_settings": {"length": 1024},

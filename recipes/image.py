@@ -12,6 +12,7 @@ TABLE = Table(
     task="image",
     shared={"model": {"position": "learned"}},
     tiny={
+        "task_settings": {"official": False},
         "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
         "steps": 60, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 60, "save_every": 30,
         "eval_batch": 250,

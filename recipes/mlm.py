@@ -14,10 +14,10 @@ TABLE = Table(
         "model": {"position": "learned"}, "schedule": "polynomial", "weight_decay": 0.01, "epsilon": 1e-6,
     },
     tiny={
-        "task_settings": {"corpus": "python", "length": 64, "tokens": "bytes"},
+        "task_settings": {"corpus": "python", "length": 256, "tokens": "bytes"},
         "model": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 100, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 100, "save_every": 50,
-        "eval_batch": 256,
+        "steps": 100, "batch": 8, "learning_rate": 5e-3, "warmup": 10, "eval_every": 100, "save_every": 50,
+        "eval_batch": 64,
     },
     small={
         "task_settings": {"corpus": "wikitext2", "length": 512, "tokens": "bpe", "bpe_size": 16_384},

@@ -6,7 +6,7 @@ TABLE = PATHFINDER.variant(
     "pathx",
     tiny={
         "task_settings": {"train_rows": 8, "valid_rows": 4, "test_rows": 4},
-        "steps": 2, "batch": 2, "eval_batch": 2,
+        "steps": 2, "warmup": 0, "batch": 2, "eval_batch": 2,
     },
     small={
         "steps": 10_000, "batch": 16, "learning_rate": 5e-4, "eval_every": 2000, "save_every": 500,

@@ -31,9 +31,9 @@ def test_answers_are_the_sources_reversed():
 def test_a_tiny_one_learns_what_it_then_generates(tmp_path):
     """The metric is about predictions from the right tokens; it equals the exact matches of generation, also
     where the model is not perfect."""
-    run = recipes.build("reverse", scale="tiny", device="cpu", steps=100)
+    run = recipes.build("reverse", scale="tiny", device="cpu", steps=50)
     record = train(run, tmp_path, progress=False, results=tmp_path / "results.jsonl")
-    assert 0.5 < record["metric"]["test"]["exact"] < 1
+    assert 0.2 < record["metric"]["test"]["exact"] < 1
     task = tasks.build("reverse", **run.task_settings)
     data = task.dataset("test")
     batch = task.collate([data[i] for i in range(len(data))])

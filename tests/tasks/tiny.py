@@ -124,6 +124,7 @@ TASKS = {
     "qqp": (lambda: glue("QQP", ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"], ["0", "1"],
                          (3, 4), 5), READ),
     "retrieval": (aan, READ),
+    "reverse": (None, SMALL),
     "rte": (lambda: glue("RTE", ["index", "sentence1", "sentence2", "label"],
                          ["entailment", "not_entailment"], (1, 2), 3), READ),
     "sst2": (lambda: glue("SST-2", ["sentence", "label"], ["0", "1"], (0,), 1), READ),

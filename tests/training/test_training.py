@@ -7,7 +7,7 @@ import torch
 
 from cosformer import tasks
 from cosformer.models import CosformerForCausalLM, CosformerForSequenceClassification
-from cosformer.training import best, checkpoint, evaluate, files, model, train
+from cosformer.training import best, checkpoint, evaluate, files, main, model, train
 from cosformer.training.status import Status
 from cosformer.training.trainer import RunTrainer
 from tests.training.toy import recall, toy
@@ -100,21 +100,26 @@ def test_samples_that_change_do_so_in_every_epoch(tmp_path, workers):
         assert sorted(seen[12 * epoch : 12 * (epoch + 1)]) == expected
 
 
-def test_the_score_does_not_depend_on_the_batch_size(pair):
+@pytest.mark.parametrize("kept", [True, False], ids=["on the device", "from the loader"])
+def test_the_score_does_not_depend_on_the_batch_size(pair, monkeypatch, kept):
     """Every sample counts once, at any batch size and on any path; also the last ones of a split."""
     make, folder = pair
+    monkeypatch.setattr(main, "fits", lambda *args: kept)
     record = files.read_json(folder / "record.json")
-    samples = []
+    metric, samples = type(_metric(make().task)), {}
+    rows = metric.rows
+
     for batch in (1, 7, 32):
-        with pytest.MonkeyPatch.context() as patch:
-            metric = type(_metric(make().task))
-            rows = metric.rows
-            count = []
-            patch.setattr(metric, "rows", lambda self, *a, c=count, r=rows: c.append(r(self, *a)) or c[-1])
-            assert evaluate(folder, "test", batch=batch) == record["metric"]["test"]
-        samples.append(torch.cat(count))
-    assert len(samples[0]) == (23 if make is toy else 13)
-    assert all(torch.equal(samples[0], other) for other in samples)
+
+        def noted(self, *args, batch=batch):
+            found = rows(self, *args)
+            samples[batch] = torch.cat([samples.get(batch, found[:0]), found])
+            return found
+
+        monkeypatch.setattr(metric, "rows", noted)
+        assert evaluate(folder, "test", batch=batch) == record["metric"]["test"]
+        assert len(samples[batch]) == (23 if make is toy else 13)
+        assert torch.equal(samples[batch], samples[1])
     assert evaluate(folder, "valid", batch=5) == record["metric"]["valid"]
 
 
@@ -185,13 +190,21 @@ def test_mixed_precision(tmp_path, monkeypatch):
     assert record["settings"]["precision"] == "bf16"
 
 
-def test_compiled(tmp_path):
+def test_compiled(tmp_path, monkeypatch):
+    kinds, base = [], RunTrainer.compute_loss
+
+    def looked(self, model, *args, **kwargs):
+        kinds.append(isinstance(model, torch._dynamo.OptimizedModule))
+        return base(self, model, *args, **kwargs)
+
+    monkeypatch.setattr(RunTrainer, "compute_loss", looked)
     for folder, compiled in (("plain", False), ("compiled", True)):
         trained(tmp_path / folder, recall(**STILL, compile=compiled, compile_backend="aot_eager"))
     torch.testing.assert_close(
         torch.tensor(losses(tmp_path / "compiled")), torch.tensor(losses(tmp_path / "plain")),
         rtol=1e-4, atol=1e-5,
     )  # fmt: skip
+    assert kinds == [False] * 10 + [True] * 10, "five steps of two parts each"
 
 
 def test_gradient_checkpointing(pair, tmp_path):

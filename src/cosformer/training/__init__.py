@@ -3,6 +3,6 @@
 from cosformer.training import recipes
 from cosformer.training.run import Run
 from cosformer.training.steps import Diverged
-from cosformer.training.train import Interrupted, best, evaluate, train
+from cosformer.training.main import Interrupted, best, evaluate, train
 
 __all__ = ["Diverged", "Interrupted", "Run", "best", "evaluate", "recipes", "train"]

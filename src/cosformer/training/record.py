@@ -17,7 +17,7 @@ FORMAT = "cosformer run 1"
 
 def new(
     run: Run, task: Task, status: Status, test: dict[str, float], *, identity: str, parameters: int,
-    device: torch.device, processes: int,
+    device: torch.device, processes: int, commit: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """The record of a run that has been tested at its best step."""
     speed = status.timed_tokens / status.timed_s if status.timed_s else None
@@ -50,7 +50,7 @@ def new(
         "threads": torch.get_num_threads(),
         "hardware": machine.hardware(device),
         "versions": machine.versions(),
-        "commit": machine.commit(),
+        "commit": commit,
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 

@@ -98,11 +98,9 @@ def _small(x: Tensor) -> Tensor:
 
 def _joined(parts: list[Tensor], filler: int) -> Tensor:
     """Blocks [n, T] of different lengths and integers under one another."""
-    dtype = parts[0].dtype
+    dtype = _small(torch.tensor([filler])).dtype
     for part in parts:
         dtype = torch.promote_types(dtype, part.dtype)
-    if filler < 0 and dtype == torch.uint8:
-        dtype = torch.int16
     if parts[0].dim() < 2:
         return torch.cat([part.to(dtype) for part in parts])
     longest = max(part.shape[1] for part in parts)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_model
 
-from cosformer import tasks
+from cosformer import machine, tasks
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, files, model, record
 from cosformer.training.clock import peak_memory
@@ -48,7 +48,7 @@ def train(
 
     Works unchanged under `torchrun` and `accelerate launch`: the batch is divided among the processes.
     """
-    folder = Path(folder)
+    folder, commit = Path(folder), machine.commit()  # files may change while it trains
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
     device = device_of(run)
     settings = arguments(run, folder, device)
@@ -98,7 +98,7 @@ def train(
     status.peak_memory_bytes = max(status.peak_memory_bytes, peak_memory(trainer.device))
     made = record.new(
         run, task, status, test, identity=identity, parameters=net.num_parameters(),
-        device=trainer.device, processes=settings.world_size,
+        device=trainer.device, processes=settings.world_size, commit=commit,
     )  # fmt: skip
     if log is not None:
         log.write(status.step, event="test", **test)
