@@ -30,8 +30,10 @@ def arguments(p: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with needs_models():
-        import transformers  # noqa: F401
+        import transformers
 
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     from cosformer.demo.page import figures
     from cosformer.demo.run import Demo
     from cosformer.demo.settings import TINY, Settings

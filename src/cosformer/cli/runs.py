@@ -69,7 +69,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     """Trains one run, or goes on with it; `again` is the command that does so."""
     from cosformer.training import Diverged, Interrupted
     from cosformer.training import train as train_
-    from cosformer.training.train import device_of
+    from cosformer.training.main import device_of
 
     try:
         device_of(run)

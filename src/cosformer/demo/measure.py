@@ -1,6 +1,6 @@
 """What a saved model costs: the time and the memory to read contexts of growing length, the time of the next
-token, and the memory of a training step. Each model is measured in a process of its own
-(`python -m cosformer.demo.measure FOLDER SETTINGS`), where nothing else takes memory."""
+token, and the memory of a training step. Models are measured one after the other in a process of their own
+(`python -m cosformer.demo.measure SETTINGS FOLDER ...`), where nothing else takes memory."""
 
 import json
 import os
@@ -22,21 +22,20 @@ NEXT = 8  # tokens decoded behind a context
 SLOW = 20.0  # seconds; a context that would take longer is not read
 
 
-def measure(folder: Path, settings: Settings) -> dict[str, Any]:
-    """{contexts: [{length, seconds, memory_bytes, token_s, cache_bytes}], training_memory_bytes}."""
+def measure(folders: list[Path], settings: Settings) -> list[dict[str, Any]]:
+    """Of each: {contexts: [{length, seconds, memory_bytes, token_s, cache_bytes}], training_memory_bytes}."""
     source = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, "-m", "cosformer.demo.measure", str(folder), json.dumps(asdict(settings))],
+        [sys.executable, "-m", "cosformer.demo.measure", json.dumps(asdict(settings)), *map(str, folders)],
         env={**os.environ, **_ALLOCATOR, "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RuntimeError(f"measuring {folder} failed: {said[-1]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        raise RuntimeError(f"measuring {', '.join(map(str, folders))} failed: {said[-1]}")
+    return [json.loads(line) for line in done.stdout.splitlines()[-len(folders) :]]
 
 
 class Peak:
@@ -105,20 +104,20 @@ def training_memory(model: Any, settings: Settings) -> int | None:
     return peak.extra()
 
 
-def main(folder: str, settings: dict[str, Any]) -> None:
+def costs(folder: str, settings: Settings) -> dict[str, Any]:
     from cosformer.models import CosformerForCausalLM
 
     model = CosformerForCausalLM.from_pretrained(folder)
-    chosen = Settings(**settings)
     model.train()
-    training = training_memory(model, chosen)
+    training = training_memory(model, settings)
     model.zero_grad()
     model.eval()
     with torch.inference_mode():
         model(torch.zeros(1, 16, dtype=torch.int64))
-        read = contexts(model, tuple(chosen.lengths))
-    print(json.dumps({"contexts": read, "training_memory_bytes": training}))
+        return {"contexts": contexts(model, tuple(settings.lengths)), "training_memory_bytes": training}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    chosen = Settings(**json.loads(sys.argv[1]))
+    for each in sys.argv[2:]:
+        print(json.dumps(costs(each, chosen)), flush=True)

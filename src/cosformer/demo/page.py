@@ -130,7 +130,7 @@ def _curves(record: Record) -> list[Plot]:
                 0,
                 "steps",
                 "count",
-                "Means of ten steps; lower is better. The same windows in the same order for both.",
+                "Means over some steps; lower is better. The same windows in the same order for both.",
             ),
             (
                 "time",

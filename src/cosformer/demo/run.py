@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from cosformer.demo import corpus, measure, page, training
+from cosformer import tasks
+from cosformer.demo import measure, page, training
 from cosformer.demo.maps import attention_maps, most_concentrated
 from cosformer.demo.settings import MECHANISMS, Settings
 from cosformer.report.files import replace
@@ -36,6 +37,7 @@ class Demo:
 
     def _parts(self) -> list[tuple[str, Callable[[], Any]]]:
         return [
+            ("steps", self._steps),
             ("training", self._train),
             ("costs", self._measure),
             ("maps", self._maps),
@@ -50,47 +52,46 @@ class Demo:
                 replace(self.folder / RECORD, json.dumps(self.record) + "\n")
         return write(page.document(self.record), self.folder)[0]
 
-    def _train(self) -> dict[str, Any]:
-        from cosformer.models import CosformerConfig, CosformerForCausalLM, byte_tokenizer
+    def _steps(self) -> int:
+        return training.affordable(self.settings)
 
-        text, held_out = corpus.corpus()
-        models = {}
+    def _train(self) -> dict[str, Any]:
+        from cosformer.models import byte_tokenizer
+
+        found = training.train(self.settings, self.record["steps"], self.folder, self.progress)
         for name in MECHANISMS:
-            torch.manual_seed(self.settings.seed)  # the same first weights: both have the same shapes
-            models[name] = CosformerForCausalLM(CosformerConfig(**self.settings.model(name)))
-        found = training.train(models, text, held_out, self.settings, self.progress)
-        for name, model in models.items():
+            # Beside each other and with a tokenizer, so that `cosformer generate` finds them.
+            model = self._from(found["models"][name]["best"])
             model.save_pretrained(self.folder / name)
             byte_tokenizer(max_length=self.settings.horizon).save_pretrained(self.folder / name)
-        return found | {"text_bytes": len(text)}
+        return found
 
-    def _load(self, name: str) -> Any:
+    def _from(self, name: str) -> Any:
         from cosformer.models import CosformerForCausalLM
 
         return CosformerForCausalLM.from_pretrained(self.folder / name).eval()
 
     def _measure(self) -> dict[str, Any]:
-        self.progress.start(len(MECHANISMS))
+        longest = max(self.settings.lengths)
+        self.progress.start(1)
+        self.progress.step(f"both read contexts of up to {longest:,} tokens")
+        measured = measure.measure([self.folder / name for name in MECHANISMS], self.settings)
+        self.progress.end()
         found = {}
-        for name, title in MECHANISMS.items():
-            self.progress.step(f"{title} reads contexts of up to {max(self.settings.lengths):,} tokens")
-            config = self._load(name).config
+        for name, costs in zip(MECHANISMS, measured, strict=True):
+            config = self._from(name).config
             numbers = config.build_attention().state_size(
                 self.settings.far, num_kv_heads=config.num_key_value_heads, head_dim=config.head_dim
             )
-            found[name] = measure.measure(self.folder / name, self.settings) | {
-                "far_cache_bytes": 4 * numbers * config.num_hidden_layers
-            }
-        self.progress.end()
+            found[name] = costs | {"far_cache_bytes": 4 * numbers * config.num_hidden_layers}
         return found
 
     def _maps(self) -> dict[str, Any]:
-        _, held_out = corpus.corpus()
-        begin = len(held_out) // 3
-        ids = held_out[begin : begin + self.settings.map_length].long()[None]
+        text = tasks.build("python", length=self.settings.map_length).dataset("test")
+        ids = text[len(text) // 3]["input_ids"][None]
         found: dict[str, Any] = {"text": bytes(ids[0].tolist()).decode(errors="replace")}
         for name in MECHANISMS:
-            layers = [most_concentrated(w) for w in attention_maps(self._load(name), ids)]
+            layers = [most_concentrated(w) for w in attention_maps(self._from(name), ids)]
             found[name] = [
                 {"head": h, "weights": [[round(x, 3) for x in row] for row in w.tolist()]} for h, w in layers
             ]
@@ -104,7 +105,7 @@ class Demo:
         found: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.7}
         for name in MECHANISMS:
             torch.manual_seed(self.settings.seed)
-            made = self._load(name).generate(
+            made = self._from(name).generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=self.settings.sample_tokens,

@@ -1,93 +1,101 @@
-"""Both models learn from the same windows in the same order, a step each in turn: whatever else the machine
-does meanwhile slows both down alike."""
+"""Both models learn from the same windows in the same order, one after the other, for as many steps as the
+machine has time for."""
 
+import json
 import math
 import time
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from cosformer.demo.corpus import windows
+from cosformer import tasks
 from cosformer.demo.settings import MECHANISMS, Settings
 from cosformer.terminal import Progress
+from cosformer.training import Run, best
+from cosformer.training import train as train_run
+from cosformer.training.model import build
 
-TRIAL = 3  # steps that say how long a step takes
-EVERY = 10  # steps between points of the curves
-JUDGED = 32  # windows of the held-out text
+TRIALS = 3
 
 
-def train(
-    models: Mapping[str, Any], text: Tensor, held_out: Tensor, settings: Settings, progress: Progress
-) -> dict[str, Any]:
-    """Trains in place; what was learned, as plain data: {mechanism: {curve, bits, seconds, ...}}, steps."""
-    draw = torch.Generator().manual_seed(settings.seed)
-    judged = windows(held_out, settings.length, JUDGED, torch.Generator().manual_seed(settings.seed + 1))
-    optimizers = {
-        name: torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
-        for name, model in models.items()
-    }
-    clocks = dict.fromkeys(models, 0.0)
-    recent: dict[str, list[float]] = {name: [] for name in models}
-    curves: dict[str, list[tuple[int, float, float]]] = {name: [] for name in models}
-    steps, step, began = settings.steps, 0, time.perf_counter()
-    progress.start(steps)
-    while step < steps:
-        batch = windows(text, settings.length, settings.batch, draw)
-        for name, model in models.items():
-            for group in optimizers[name].param_groups:
-                group["lr"] = settings.learning_rate * _schedule(step, steps)
-            at = time.perf_counter()
-            loss = model(batch, labels=batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizers[name].step()
-            optimizers[name].zero_grad()
-            recent[name].append(loss.item())
-            clocks[name] += time.perf_counter() - at
-        step += 1
-        if step == TRIAL and settings.seconds > 0:
-            # The first steps are slower than the rest; the schedule has to know its end early.
-            each = (time.perf_counter() - began) / TRIAL
-            steps = min(steps, max(TRIAL, int(settings.seconds / each)))
-            progress.steps = steps
-        if step % EVERY == 0 or step == steps:
-            for name in models:
-                bits = sum(recent[name]) / len(recent[name]) / math.log(2)
-                curves[name].append((step, clocks[name], bits))
-                recent[name] = []
-        said = ", ".join(f"{MECHANISMS[n]} {c[-1][2]:.2f}" for n, c in curves.items() if c)
-        progress.step(f"training, step {step} of {steps}: {said or '...'} bits per character")
-    progress.end()
-    tokens = step * settings.batch * settings.length
-    return {
-        "steps": step,
-        "tokens": tokens,
-        "models": {
-            name: {
-                "curve": curves[name],
-                "bits": bits_per_character(model, judged),
-                "tokens_per_s": tokens / clocks[name],
-                "parameters": model.num_parameters(),
-            }
-            for name, model in models.items()
+def run_of(settings: Settings, mechanism: str, steps: int) -> Run:
+    """The same for both mechanisms but for the attention."""
+    return Run(
+        task="python",
+        task_settings={"length": settings.length, "held_out": settings.held_out},
+        attention=mechanism,
+        model={
+            "hidden_size": settings.hidden_size,
+            "num_hidden_layers": settings.layers,
+            "num_attention_heads": settings.heads,
+            "max_position_embeddings": settings.horizon,
+            "position": "rotary",
         },
-    }
+        steps=steps,
+        batch=settings.batch,
+        learning_rate=settings.learning_rate,
+        warmup=max(1, steps // 10),
+        weight_decay=0.01,
+        eval_every=steps,
+        save_every=max(1, steps // 4),
+        eval_batch=8,
+        log_every=10,
+        seed=settings.seed,
+        device="cpu",
+        data="loader",
+    )
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Up over the first tenth, then down along a cosine."""
-    warm = max(1, steps // 10)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def affordable(settings: Settings) -> int:
+    """How many steps of both models fit into the time, from passes over one batch; a tenth is left for the
+    rest of a step."""
+    task = tasks.build("python", length=settings.length)
+    batch = torch.randint(256, (settings.batch, settings.length))
+    each = 0.0
+    for mechanism in MECHANISMS:
+        model = build(run_of(settings, mechanism, 1), task)
+        times = []
+        for _ in range(TRIALS):
+            began = time.perf_counter()
+            model(batch, labels=batch).loss.backward()
+            times.append(time.perf_counter() - began)
+        each += 1.1 * min(times)
+    return max(10, min(settings.steps, int(settings.seconds / each)))
 
 
-def bits_per_character(model: Any, text: Tensor) -> float:
-    """Of windows [count, length] that were never trained on."""
-    model.eval()
-    with torch.inference_mode():
-        losses = [model(part, labels=part).loss.item() * len(part) for part in text.split(8)]
-    model.train()
-    return sum(losses) / len(text) / math.log(2)
+def train(settings: Settings, steps: int, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Trains both, or goes on; what was learned, as plain data: {mechanism: {curve, bits, ...}} and steps."""
+    found: dict[str, Any] = {}
+    progress.start(2 * steps)
+    for number, (mechanism, title) in enumerate(MECHANISMS.items()):
+
+        def tell(event: dict[str, Any], title: str = title, before: int = number * steps) -> None:
+            progress.done = before + event["step"]
+            loss = f": {event['loss'] / math.log(2):.2f} bits per character" if "loss" in event else ""
+            progress.step(f"training {title}, step {event['step']:,} of {event['steps']:,}{loss}")
+
+        run, at = run_of(settings, mechanism, steps), folder / "runs" / mechanism
+        record = train_run(run, at, progress=tell, results=folder / "results.jsonl")
+        found[mechanism] = {
+            "curve": curve(at / "log.jsonl", record["wall_time_s"] / steps),
+            "bits": record["metric"]["test"][record["metric"]["name"]],
+            "tokens_per_s": record["tokens_per_s"] or record["tokens"] / record["wall_time_s"],
+            "parameters": record["parameters"],
+            "best": str(best(at).relative_to(folder)),
+        }
+    progress.end()
+    return {"steps": steps, "tokens": steps * settings.batch * settings.length, "models": found}
+
+
+def curve(log: Path, seconds_a_step: float, points: int = 60) -> list[tuple[int, float, float]]:
+    """(step, seconds, bits per character) along a run, means over stretches of steps."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    stretch = max(1, len(losses) // points)
+    found = []
+    for i in range(0, len(losses) - stretch + 1, stretch):
+        part = losses[i : i + stretch]
+        step = part[-1][0]
+        found.append((step, step * seconds_a_step, sum(x for _, x in part) / len(part) / math.log(2)))
+    return found
