@@ -195,10 +195,26 @@ MISTAKES = {
         "Did you mean softmax?",
     ),
     "no such task": (lambda s, t: ["data", "mqra"], "Did you mean mqar?"),
+    "data that is missing": (lambda s, t: ["data", "enwik8"], "enwik8/enwik8 is missing"),
+    "data that cannot be fetched": (lambda s, t: ["data", "mqar", "--fetch"], "cannot be fetched"),
+    "fetching everything": (lambda s, t: ["data", "--fetch"], "--fetch wants the name of a task"),
+    "training without data": (
+        lambda s, t: ["train", "enwik8", "--scale", "tiny", "--folder", t / "r"],
+        "enwik8/enwik8 is missing",
+    ),
+    "damaged data": (
+        lambda s, t: ["data", "enwik8", *damaged_data(t)],
+        "enwik8",
+    ),
     "a task with a wrong setting": (lambda s, t: ["data", "mqar", "pairs=0"], "pairs"),
     "no time": (lambda s, t: ["demo", "--seconds", "0"], "a number above 0"),
     "a demo into a file": (lambda s, t: ["demo", "--out", written(t, "f", "")], "f is a file"),
 }
+
+
+def damaged_data(tmp_path):
+    written(tmp_path, "data/enwik8/enwik8.xz", b"this is no archive")
+    return []
 
 
 def another_run(tmp_path):
@@ -223,6 +239,8 @@ def test_a_mistake_is_one_sentence(name, saved, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COSFORMER_CACHE", str(tmp_path / "cache"))
     typed, says = MISTAKES[name]
     code, said = run(capsys, typed(saved, tmp_path))
     assert code == 2, said

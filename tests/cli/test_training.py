@@ -99,9 +99,18 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     assert "steps=100000" in command
 
 
-def test_tasks_are_listed_and_opened(capsys):
+def test_tasks_are_listed_and_opened(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COSFORMER_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data/enwik8").mkdir(parents=True)
+    (tmp_path / "data/enwik8/enwik8.gz").write_bytes(b"")
     assert main(["data"]) == 0
-    assert "mqar" in capsys.readouterr().out
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert rows["mqar"].endswith("there")
+    assert rows["listops"].endswith("to be prepared: cosformer data listops")
+    assert rows["enwik8"].endswith("to be prepared: cosformer data enwik8")
+    assert "missing: imdb/labeled.jsonl" in rows["imdb"]
+    assert not (tmp_path / "cache").exists(), "to look is not to build"
     assert main(["data", "mqar", "train_rows=10", "valid_rows=3", "test_rows=2"]) == 0
     said = capsys.readouterr().out
     assert ["train", "10"] in [line.split() for line in said.splitlines()]

@@ -16,6 +16,22 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "COSFORMER_CACHE"
+_may_build = True
+
+
+class NotBuilt(Exception):
+    """An entry that would have to be built first."""
+
+
+@contextlib.contextmanager
+def nothing_is_built() -> Iterator[None]:
+    """Inside, an entry that is not there raises `NotBuilt`: to look at what there is, in no time."""
+    global _may_build
+    before, _may_build = _may_build, False
+    try:
+        yield
+    finally:
+        _may_build = before
 
 
 def root() -> Path:
@@ -36,6 +52,8 @@ def entry(kind: str, settings: Mapping[str, Any], build: Callable[[Path], None])
     target = root() / kind / hashlib.sha256(text.encode()).hexdigest()[:20]
     if target.is_dir():
         return target
+    if not _may_build:
+        raise NotBuilt(str(target))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = _lock(target.with_suffix(".lock"))
