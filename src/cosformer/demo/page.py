@@ -58,7 +58,7 @@ def figures(record: Record) -> Table:
         _row(f"cache behind {far:,} tokens", [c["far_cache_bytes"] for c in costs], size, True),
     ]
     return Table(
-        ["", *MECHANISMS.values(), "cosFormer is better by"],
+        ["", *MECHANISMS.values(), "advantage of cosFormer"],
         rows,
         "Measured in this run, on this machine; the cache follows from its shapes. Memory is beyond the "
         "model's own.",

@@ -13,10 +13,10 @@ class Settings:
     layers: int = 4
     heads: int = 4
     length: int = 512
-    batch: int = 8
+    batch: int = 4
     horizon: int = 65536
     learning_rate: float = 3e-3
-    steps: int = 600
+    steps: int = 800
     """At most; fewer where the machine would need longer than `seconds` for them."""
     seconds: float = 150.0
     """For the training of both models together."""
