@@ -10,6 +10,7 @@ import torch
 
 from cosformer.cli import bench, main
 from cosformer.cli.main import COMMANDS
+from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.training import recipes
 
 RECORD = {"task": "t", "mechanism": "cosformer", "metric": {"name": "accuracy", "test": {"accuracy": 1.0}}}
@@ -38,6 +39,15 @@ def without_tokenizer(saved, tmp_path):
     folder = copy(saved, tmp_path)
     for path in folder.glob("tokenizer*"):
         path.unlink()
+    return folder
+
+
+def demo_like(saved, tmp_path):
+    """A model over bytes alone, without a token to begin with."""
+    folder = without_tokenizer(saved, tmp_path)
+    config = CosformerConfig.from_pretrained(folder)
+    config.vocab_size = 256
+    CosformerForCausalLM(config).save_pretrained(folder)
     return folder
 
 
@@ -101,6 +111,8 @@ MISTAKES = {
         "do not fit its configuration",
     ),
     "no tokenizer": (lambda s, t: ["generate", without_tokenizer(s, t)], "no tokenizer"),
+    "a run without weights": (lambda s, t: ["generate", another_run(t)], "holds no checkpoint"),
+    "nothing to continue": (lambda s, t: ["generate", demo_like(s, t)], "give --prompt or --context"),
     "no such context": (
         lambda s, t: ["generate", s, "--context", t / "none.txt"],
         "none.txt does not exist",
@@ -269,6 +281,16 @@ def test_benchmarks_are_part_of_the_source_tree(tmp_path, capsys, monkeypatch):
     code, said = run(capsys, ["bench", "operator"])
     assert code == 2
     assert "a clone of the repository" in said
+
+
+def test_a_stopped_benchmark_says_what_was_kept(tmp_path, capsys, monkeypatch):
+    def stop(name, run_name, alter_sys):
+        sys.exit("\nStopped; nothing was written.")
+
+    monkeypatch.setattr("runpy.run_module", stop)
+    code, said = run(capsys, ["bench", "operator", "--quick", "--out", "x"])
+    assert code == 130
+    assert said.strip().endswith("Start again with: cosformer bench operator --quick --out x")
 
 
 def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):

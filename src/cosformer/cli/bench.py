@@ -6,11 +6,12 @@ for beside the package (an editable installation, or PYTHONPATH=src), then in th
 
 import argparse
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
 from cosformer import machine
-from cosformer.cli.mistakes import Mistake, needs_models
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models
 from cosformer.cli.parser import Parser, one_of
 
 HELP = "time the operator, the attentions, or generation; write a report"
@@ -52,6 +53,14 @@ def run(args: argparse.Namespace) -> int:
     before, sys.argv = sys.argv, [f"benchmarks.{args.benchmark}", *args.options]
     try:
         runpy.run_module(f"benchmarks.{args.benchmark}", run_name="__main__", alter_sys=False)
+    except SystemExit as left:
+        if not isinstance(left.code, str) or "Stopped" not in left.code:
+            raise
+        again = shlex.join(["cosformer", "bench", args.benchmark, *args.options])
+        raise Stopped(
+            f"stopped: a benchmark is written when it is complete, and reports from before are as they were. "
+            f"Start again with: {again}"
+        ) from None
     finally:
         sys.argv = before
         sys.path.remove(str(tree))

@@ -14,8 +14,8 @@ from cosformer.terminal import Progress
 
 HELP = "text from a saved model, as it is made"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo`
-wrote. The context may be as long as the model's horizon; it is read in pieces, with the time left, and kept
-as a state of constant size."""
+wrote, or from the folder of a run. The context may be as long as the model's horizon; it is read in pieces,
+with the time left, and kept as a state of constant size."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
@@ -44,12 +44,18 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
     """The causal language model of a folder and its tokenizer, ready to generate."""
     if not folder.is_dir():
         raise Mistake(f"there is no folder {folder}; give one that save_pretrained wrote.")
-    if not (folder / "config.json").is_file():
-        raise Mistake(f"{folder} has no config.json, so it is no saved model.")
     with needs_models():
         import transformers
 
         from cosformer.models import CosformerConfig, CosformerForCausalLM
+        from cosformer.training import best
+    if (folder / "run.json").is_file():
+        try:
+            folder = best(folder)
+        except (OSError, ValueError) as error:
+            raise Mistake(_first(error)) from None
+    if not (folder / "config.json").is_file():
+        raise Mistake(f"{folder} has no config.json, so it is no saved model.")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -64,14 +70,24 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
         model = CosformerForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise Mistake(f"{folder} cannot be loaded: {_first(error)}") from None
+    return model.to(device).eval(), _tokenizer(folder, model.config)
+
+
+def _tokenizer(folder: Path, config: Any) -> Any:
+    """The one saved beside the model. A run over bytes saves none, and needs none."""
+    from transformers import AutoTokenizer
+
+    from cosformer.models import byte_tokenizer
+
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):
+        if config.vocab_size == 256:
+            return byte_tokenizer()
         raise Mistake(
             f"{folder} has a model but no tokenizer that can be read: save one beside it "
             "(tokenizer.save_pretrained)."
         ) from None
-    return model.to(device).eval(), tokenizer
 
 
 def _first(error: Exception) -> str:
@@ -80,11 +96,12 @@ def _first(error: Exception) -> str:
     return said if said.endswith((".", "?")) else said + "."
 
 
-def encode(tokenizer: Any, context: str, prompt: str, longest: int, tokens: int) -> torch.Tensor:
-    """Token ids [1, T] of context and prompt, if they and what is to come fit into the model."""
-    ids = tokenizer(context + prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
+    """Token ids [1, T] of a text, if it and the tokens that are to come fit into the model."""
+    longest, vocabulary = config.max_position_embeddings, config.vocab_size
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     if ids.shape[1] == 0:
-        if tokenizer.bos_token_id is None:
+        if tokenizer.bos_token_id is None or tokenizer.bos_token_id >= vocabulary:
             raise Mistake("there is nothing to continue: give --prompt or --context.")
         ids = torch.tensor([[tokenizer.bos_token_id]])
     if ids.shape[1] + tokens > longest:
@@ -165,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
         except UnicodeDecodeError as error:
             raise Mistake(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
     model, tokenizer = load(args.folder, device, getattr(torch, args.dtype))
-    ids = encode(tokenizer, context, args.prompt, model.config.max_position_embeddings, args.tokens)
+    ids = encode(tokenizer, model.config, context + args.prompt, args.tokens)
     torch.manual_seed(args.seed)
     how: dict[str, Any] = {"do_sample": False}
     if not args.greedy:
