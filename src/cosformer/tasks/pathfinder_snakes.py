@@ -49,6 +49,11 @@ class Stimulus:
         return 1.75 * self.gap + self.thickness
 
     @property
+    def disc_clearance(self) -> float:
+        """Between a disc's middle and the middle line of a paddle that does not belong there."""
+        return self.disc + 1.5 * self.gap + self.thickness / 2
+
+    @property
     def total(self) -> int:
         """Paddles of a picture."""
         return 2 * self.paddles + self.distractors * self.distractor_paddles
@@ -89,7 +94,8 @@ class _Field:
         steps = np.linspace(0, stimulus.paddle_length, math.ceil(2 * stimulus.paddle_length) + 1)
         self.points = _DIRECTIONS[:, None] * steps[:, None]  # [headings, points, 2], from a paddle's start
         self.bars = self._stamps(stimulus.paddle_length / 2, stimulus.clearance)
-        self.discs = self._stamps(0.0, stimulus.disc + stimulus.gap)[:1]
+        # Half a cell more, for what is lost by cutting the plane into cells.
+        self.discs = self._stamps(0.0, stimulus.disc_clearance + 0.5 / stimulus.cells)[:1]
         self.margin = max(self.bars.shape[1], self.discs.shape[1]) // 2 + 1
         size = stimulus.side * stimulus.cells + 2 * self.margin
         self.mask = np.zeros((count, size, size), np.uint8)
@@ -276,10 +282,10 @@ def _discs_are_clear(field: _Field) -> Array:
     clear = np.ones(len(field), bool)
     for i, near in enumerate((range(2), range(n - 2, n), range(n, n + 2), range(2 * n - 2, 2 * n))):
         for j in range(i):
-            clear &= _squared(tips[:, i] - tips[:, j]) > (2 * s.disc + s.gap) ** 2
+            clear &= _squared(tips[:, i] - tips[:, j]) > (2 * s.disc + 1.5 * s.gap) ** 2
         others = [paddle for paddle in range(2 * n) if paddle not in near]
         distance = distances(tips[:, i, None], starts[:, others], ends[:, others])
-        clear &= (distance > s.disc + s.gap).all(1)
+        clear &= (distance > s.disc_clearance).all(1)
     return clear
 
 
