@@ -13,7 +13,7 @@ from torch import Tensor
 from cosformer.ops.checks import positive_int
 from cosformer.tasks import cache, sources, workers
 from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split, sequences
-from cosformer.tasks.listops_trees import SYMBOLS, Grammar, Trees, grow
+from cosformer.tasks.listops_trees import CLOSE, SYMBOLS, Grammar, Trees, grow
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
 from cosformer.tasks.registry import register
@@ -100,9 +100,9 @@ class ListOps(Task):
         return sequences(rows, self.pad_token_id, self.length)
 
     def example(self) -> str:
-        trees = grow(np.random.default_rng(self.seed), 1000, Grammar(8, 20))
-        text = " ".join(SYMBOLS[t] for t in trees.tokens[: trees.lengths[0]])
-        return f"input_ids  {text}\n   labels  {trees.values[0]}"
+        texts = _distinct(iter([grow(np.random.default_rng(self.seed), 1000, Grammar(10, 22))]))
+        tokens, value = next((t, v) for t, v in texts if t.count(CLOSE) > 1)
+        return f"input_ids  {' '.join(SYMBOLS[t] for t in tokens)}\n   labels  {value}"
 
 
 def _generate(seed: int, counts: dict[Split, int], grammar: Grammar, folder: Path) -> None:
