@@ -145,7 +145,11 @@ def test_original_files():
     lines = ["Source\tTarget", "( ( ( ( [MAX 4 ) ( ( ( [MIN 2 ) 3 ) ] ) ) 0 ) ] )\t4", "5\t5"]
     for name in ("train", "val", "test"):
         write(f"listops-1000/basic_{name}.tsv", lines)
-    task = tasks.build("listops", files="listops-1000")
+    with pytest.raises(
+        tasks.DataError, match=r"basic_train.tsv: 2 rows, but train_rows is 96,000, .* or set train_rows"
+    ):
+        tasks.build("listops", files="listops-1000").dataset("train")
+    task = tasks.build("listops", files="listops-1000", train_rows=2, valid_rows=2, test_rows=2)
     for split in ("train", "valid", "test"):
         data = task.dataset(split)
         text = [SYMBOLS[t] for t in data[0]["input_ids"].tolist()]

@@ -42,7 +42,7 @@ class ListOps(Task):
         min_length, max_length: a tree is kept if min_length < tokens < max_length.
         max_depth: of a digit; the root has depth 1.
         max_args: the most arguments of an operator.
-        train_rows, valid_rows, test_rows: sizes of the splits.
+        train_rows, valid_rows, test_rows: sizes of the splits; files have to have as many rows.
         seed: of the generator.
         files: folder of the original TSVs under COSFORMER_DATA (such as "listops-1000"); None: generate.
     """
@@ -88,6 +88,12 @@ class ListOps(Task):
             path = sources.find(f"{self.files}/{file}", advice=_ADVICE)
             key = {"version": 1, "file": sources.identity(path), "longest": self.max_length}
             folder = cache.entry("listops-tsv", key, partial(_convert, path, split, self.max_length))
+            found, expected = len(load_numbers(folder, f"{split}.labels")), sizes(self, split)
+            if found != expected:
+                raise sources.DataError(
+                    f"{path}: {found:,} rows, but {split}_rows is {expected:,}, by default the official "
+                    f"number; fetch the file again, or set {split}_rows."
+                )
         return LabelledRows(
             {"input_ids": Ragged(folder, split)}, load_numbers(folder, f"{split}.labels"), self.length
         )
