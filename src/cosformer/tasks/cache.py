@@ -8,6 +8,7 @@ when it is complete, so that whatever has its final name is whole; a second proc
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -32,6 +33,8 @@ def nothing_is_built() -> Iterator[None]:
         yield
     finally:
         _may_build = before
+
+logger = logging.getLogger(__name__)
 
 
 def root() -> Path:
@@ -64,6 +67,7 @@ def entry(kind: str, settings: Mapping[str, Any], build: Callable[[Path], None])
     with lock:
         if target.is_dir():
             return target
+        logger.info("making %s, once, in %s", kind, target)
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
             build(aside)
