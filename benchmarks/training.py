@@ -21,9 +21,9 @@ from cosformer import tasks
 from cosformer.tasks.sources import DataError
 from cosformer.training import Run, recipes, train
 from cosformer.training.evaluation import autocast
+from cosformer.training.main import device_of, source
 from cosformer.training.model import build
 from cosformer.training.order import Order
-from cosformer.training.main import device_of, source
 
 FORMAT = "cosformer training benchmark 1"
 TARGET = 0.4  # of the model's own speed
