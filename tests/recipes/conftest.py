@@ -1,6 +1,6 @@
 import pytest
 
-from cosformer.tasks import pathfinder
+from cosformer.tasks import corpora, pathfinder
 from tests.tasks import tiny
 
 
@@ -11,6 +11,8 @@ def tiny_data(tmp_path, monkeypatch):
     monkeypatch.setenv("COSFORMER_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COSFORMER_WORKERS", "1")
     monkeypatch.setattr(pathfinder, "_PER_JOB", 16)
+    library = corpora.python_files
+    monkeypatch.setattr(corpora, "python_files", lambda split: list(library(split))[:3])
 
     def write(name):
         files, _ = tiny.TASKS[name]

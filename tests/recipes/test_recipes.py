@@ -9,8 +9,6 @@ from cosformer.training import Run, model, recipes, train
 from cosformer.training.recipes import SCALES, Table
 
 NAMES = recipes.names()
-# The standard library is a large text for one step.
-OTHERS = {"mlm": {"corpus": "wikitext2"}, "python": {"length": 2048}}
 
 
 def test_every_task_has_a_recipe():
@@ -35,7 +33,7 @@ def test_every_recipe_takes_a_step(name, tmp_path, tiny_data):
     sizes = {k: 12 for k in ("train_rows", "valid_rows", "test_rows") if k in tasks.parameters(name)}
     run = recipes.build(
         name, scale="tiny", steps=1, batch=4, eval_batch=64, eval_every=1, warmup=0, device="cpu",
-        task_settings=sizes | OTHERS.get(name, {}),
+        task_settings=sizes,
     )  # fmt: skip
     record = train(run, tmp_path / "run", progress=False, results=tmp_path / "results.jsonl")
     task = tasks.build(run.task, **run.task_settings)
