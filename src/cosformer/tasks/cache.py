@@ -34,6 +34,7 @@ def nothing_is_built() -> Iterator[None]:
     finally:
         _may_build = before
 
+
 logger = logging.getLogger(__name__)
 
 
