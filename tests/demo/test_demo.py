@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cosformer import tasks
 from cosformer.cli import main
 from cosformer.demo import training
 from cosformer.demo.maps import attention_maps, most_concentrated
@@ -173,3 +174,11 @@ def test_the_sharpest_head_is_chosen():
     head, weights = most_concentrated(torch.stack([even, torch.eye(4) * 0.5]))
     assert head == 1
     assert weights.diagonal().tolist() == [1, 1, 1, 1]
+
+
+def test_held_out_text_can_be_cut_short():
+    whole, short = (tasks.build("python", length=64, held_out=n) for n in (None, 640))
+    assert len(short.dataset("valid")) == 10 < len(whole.dataset("valid"))
+    assert len(short.dataset("train")) == len(whole.dataset("train"))
+    with pytest.raises(ValueError, match="held_out"):
+        tasks.build("python", held_out=0)

@@ -65,6 +65,7 @@ def standalone(plot: Plot) -> str:
     """A file of its own, that looks right on light and on dark pages."""
     drawn = draw(plot)
     head, _, rest = drawn.partition("\n")
+    head = head.replace("<svg ", f'<svg width="{WIDTH * 4 // 3}" height="{HEIGHT * 4 // 3}" ', 1)
     background = '<rect width="100%" height="100%" rx="6" fill="var(--paper)"/>'
     style = (
         f"<style>svg {{ {LIGHT_VARIABLES} }} "
