@@ -178,7 +178,8 @@ def test_the_sharpest_head_is_chosen():
 
 def test_held_out_text_can_be_cut_short():
     whole, short = (tasks.build("python", length=64, held_out=n) for n in (None, 640))
-    assert len(short.dataset("valid")) == 10 < len(whole.dataset("valid"))
+    assert len(short.dataset("valid")) in (10, 11)  # windows share a byte
+    assert len(whole.dataset("valid")) > 1000
     assert len(short.dataset("train")) == len(whole.dataset("train"))
     with pytest.raises(ValueError, match="held_out"):
         tasks.build("python", held_out=0)
