@@ -8,13 +8,14 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help test oracles demo lint format bench clean
+.PHONY: help test oracles demo docs lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make test     run the tests             (ARGS=\"-k causal\" goes to pytest)"
 	@echo "make oracles  compare with other people's implementations of the attentions"
-	@echo "make demo     show the operator at work on this machine"
+	@echo "make demo     train a small cosFormer beside softmax, compare, write a page (five minutes)"
+	@echo "make docs     build the documentation, in build/site"
 	@echo "make lint     ruff, format check, mypy"
 	@echo "make format   rewrite the sources as the linter wants them"
 	@echo "make bench    time the operator, write a report   (ARGS=\"--help\" for its options)"
@@ -29,11 +30,15 @@ oracles: $(STAMP)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[oracles]"
 	$(RUN) -m pytest -m oracle $(ARGS)
 
+demo: $(STAMP)
+	$(RUN) -m cosformer demo $(ARGS)
+
+docs: $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
+
 # Benchmarks run as modules: a script's own folder would come first on the import path, and
 # benchmarks/operator.py would then stand in for the standard library's operator.
-demo: $(STAMP)
-	$(RUN) -m benchmarks.demo $(ARGS)
-
 bench: $(STAMP)
 	$(RUN) -m benchmarks.operator $(ARGS)
 

@@ -20,6 +20,7 @@ from benchmarks.record import new_record
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, race
 from cosformer import attention
+from cosformer.report.files import replace as replace_file
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 LONGEST_UNMEASURED = 4096  # for what is not linear, where nobody has looked at its memory first
@@ -161,7 +162,7 @@ def write(data: dict[str, Any], folder: Path, stem: str) -> None:
     except ImportError:
         drawn = False
         print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    (folder / f"{stem}.md").write_text(to_markdown(data, f"{stem}.png" if drawn else None))
+    replace_file(folder / f"{stem}.md", to_markdown(data, f"{stem}.png" if drawn else None))
     for ending in ("md", "png") if drawn else ("md",):
         print(folder / f"{stem}.{ending}")
 
@@ -188,7 +189,7 @@ def main() -> None:
     folder = folder_for(p, args.out or Path(__file__).resolve().parent / "reports")
     data = measure(args, found, shape, lengths)
     stem = f"attention-{shape.device.type}-{data['date'][:10].replace('-', '')}"
-    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
     print(to_terminal(data) + "\n")
     print(folder / f"{stem}.json")
     write(data, folder, stem)

@@ -20,6 +20,7 @@ from benchmarks.generation_cases import CONTENDERS, Decoder, Sizes, build, cache
 from benchmarks.generation_report import FORMAT, to_markdown, to_terminal
 from benchmarks.terminal import Parser, Progress, size
 from benchmarks.timing import summary
+from cosformer.report.files import replace as replace_file
 
 CONTEXTS = (1024, 4096, 16384, 65536)
 BATCHES = (1, 16)
@@ -198,7 +199,7 @@ def write(data: dict[str, Any], folder: Path, stem: str) -> None:
     except ImportError:
         plot = None
         print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    (folder / f"{stem}.md").write_text(to_markdown(data, plot))
+    replace_file(folder / f"{stem}.md", to_markdown(data, plot))
     print(folder / f"{stem}.md")
 
 
@@ -221,7 +222,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data = measure(args, contexts, batches)
     stem = f"generation-{data['settings']['device']}-{data['date'][:10].replace('-', '')}"
-    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
     print(to_terminal(data) + "\n")
     write(data, folder, stem)
 

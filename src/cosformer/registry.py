@@ -1,11 +1,13 @@
-"""Classes under names, built from typed parameters: one small registry, used for attentions and positions.
+"""Classes under names, built from typed parameters: one small registry, for attentions, positions and tasks.
 
 A class is registered once, beside its definition; its parameters are the keyword arguments of its
-constructor. Whatever is unknown (a name, a parameter) is an error that lists what is known.
+constructor. Whatever is unknown (a name, a parameter) is an error that lists what is known, and what was
+probably meant.
 """
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -36,7 +38,10 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> type[T]:
         if not isinstance(name, str) or name not in self._classes:
-            raise ValueError(f"{self.kind} must be one of {', '.join(self.names())}, but got {name!r}.")
+            raise ValueError(
+                f"{self.kind} must be one of {', '.join(self.names())}, but got {name!r}."
+                f"{_meant(name, self.names())}"
+            )
         return self._classes[name]
 
     def parameters(self, name: str) -> dict[str, inspect.Parameter]:
@@ -55,9 +60,16 @@ class Registry(Generic[T]):
         for key in parameters:
             if key not in known:
                 valid = f"it takes {', '.join(known)}" if known else "it takes none"
-                raise ValueError(f"{self.kind} {name!r} has no parameter {key!r}; {valid}.")
+                raise ValueError(
+                    f"{self.kind} {name!r} has no parameter {key!r}; {valid}.{_meant(key, known)}"
+                )
         chosen = {key: value for key, value in offered.items() if key in known} | dict(parameters)
         missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
         if missing:
             raise ValueError(f"{self.kind} {name!r} needs a value for {', '.join(missing)}.")
         return self.get(name)(**chosen)
+
+
+def _meant(given: object, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(given), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,163 @@
+"""How much of a model's own speed is left when it is trained: tokens per second of the trainer, data,
+clipping, optimiser and log included, beside those of nothing but forward and backward over the same batches.
+
+    PYTHONPATH=src python3 -m benchmarks.training
+"""
+
+import argparse
+import datetime
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import machine
+from benchmarks.terminal import Parser, markdown, plain
+from cosformer import tasks
+from cosformer.tasks.sources import DataError
+from cosformer.training import Run, recipes, train
+from cosformer.training.evaluation import autocast
+from cosformer.training.main import device_of, source
+from cosformer.training.model import build
+from cosformer.training.order import Order
+
+FORMAT = "cosformer training benchmark 1"
+TARGET = 0.4  # of the model's own speed
+# Data that would take minutes to generate: the speed follows from the lengths of the rows, not their number.
+_FEWER = {
+    "listops": {"train_rows": 8192, "valid_rows": 64, "test_rows": 64},
+    "pathfinder": {"train_rows": 8192, "valid_rows": 64, "test_rows": 64},
+}
+_BATCHES = 20
+_HEADER = ("recipe", "attention", "bare, tokens/s", "trained, tokens/s", "share", "peak memory, MiB")
+
+
+def bare(run: Run, seconds: float) -> float:
+    """Tokens a second of forward and backward, over the first batches of the run in turn."""
+    device = torch.device(device_of(run))
+    task = tasks.build(run.task, **run.task_settings)
+    data = source(run, task, "train", device)
+    order = Order(len(data), run.batch, run.accumulation, run.seed)
+    batches = list(data.training(order, 0, min(_BATCHES, run.steps)))
+    model: Any = build(run, task).to(device).train()
+    call = torch.compile(model, backend=run.compile_backend) if run.compile else model
+
+    def step(number: int) -> None:
+        with autocast(run.precision, device):
+            loss = call(**batches[number % len(batches)]).loss
+        loss.backward()
+        model.zero_grad()
+
+    for number in range(len(batches)):
+        step(number)
+    tokens = [
+        int(b["attention_mask"].sum() if "attention_mask" in b else b["input_ids"].numel()) for b in batches
+    ]
+    _wait(device)
+    began, done, seen = time.perf_counter(), 0, 0
+    while time.perf_counter() - began < seconds:
+        for _ in range(len(batches)):
+            step(done)
+            seen += tokens[done % len(batches)]
+            done += 1
+        _wait(device)
+    return seen / (time.perf_counter() - began)
+
+
+def measure(run: Run, seconds: float) -> dict[str, Any]:
+    """The two speeds of a run, and their ratio. The bare one is taken before and after."""
+    before = bare(run, seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        record = train(run, folder, progress=False, results=Path(folder) / "results.jsonl")
+    own = max(before, bare(run, seconds))
+    return {
+        "recipe": run.recipe,
+        "attention": run.attention,
+        "settings": run.to_dict(),
+        "bare_tokens_per_s": own,
+        "tokens_per_s": record["tokens_per_s"],
+        "share": record["tokens_per_s"] / own,
+        "peak_memory_bytes": record["peak_memory_bytes"],
+        "parameters": record["parameters"],
+    }
+
+
+def rows(data: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            m["recipe"], m["attention"], f"{m['bare_tokens_per_s']:,.0f}", f"{m['tokens_per_s']:,.0f}",
+            f"{m['share']:.0%}", f"{m['peak_memory_bytes'] / 2**20:,.0f}",
+        ]
+        for m in data["measured"]
+    ] + [[name, reason, "", "", "", ""] for name, reason in data["absent"].items()]  # fmt: skip
+
+
+def to_markdown(data: dict[str, Any]) -> str:
+    worst = min((m["share"] for m in data["measured"]), default=None)
+    verdict = (
+        "" if worst is None else f" The lowest share is {worst:.0%}; at least {TARGET:.0%} was promised."
+    )
+    where = data["hardware"].get("gpu") or data["hardware"]["cpu"]
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    return (
+        "# Training beside the model's own speed\n\n"
+        f"On {where}, at scale {data['scale']}.{verdict}\n\n{markdown(_HEADER, rows(data))}\n\n"
+        "Bare is forward and backward alone, over the same batches; trained is everything: data, forward, "
+        f"backward, clipping, optimiser, log. {versions}; commit {data['commit']['id']}; {data['date']}.\n"
+    )
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmarks.training", description=__doc__.splitlines()[0])
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.add_argument("--recipes", default="listops,image,enwik8", help="names, with commas between them")
+    parser.add_argument("--attentions", default="cosformer,softmax", help="likewise")
+    parser.add_argument("--scale", default="small", choices=recipes.SCALES)
+    parser.add_argument("--steps", type=int, default=300, help="that are trained")
+    parser.add_argument("--seconds", type=float, default=5.0, help="that the bare model runs for, at least")
+    parser.add_argument("--compile", action="store_true", help="compile the model, in both")
+    parser.add_argument("--out", type=Path, default=machine.ROOT / "benchmarks" / "reports")
+    args = parser.parse_args()
+    data: dict[str, Any] = {"format": FORMAT, "scale": args.scale, "measured": [], "absent": {}}
+    device = torch.device("cpu")
+    for name in args.recipes.split(","):
+        for attention in args.attentions.split(","):
+            run = recipes.build(
+                name, scale=args.scale, attention=attention, steps=args.steps, warmup=0,
+                eval_every=args.steps, save_every=args.steps, compile=args.compile,
+                task_settings=_FEWER.get(name, {}),
+            )  # fmt: skip
+            device = torch.device(device_of(run))
+            try:
+                data["measured"].append(measure(run, args.seconds))
+            except DataError as error:
+                data["absent"][name] = str(error)
+                break
+            print(plain(_HEADER, rows(data)[-1 - len(data["absent"]) :]), flush=True)
+    data |= {
+        "hardware": machine.hardware(device),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"training-{device.type}-{data['date'][:10].replace('-', '')}"
+    path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
+    path.with_suffix(".md").write_text(to_markdown(data))
+    print(plain(_HEADER, rows(data)), path.with_suffix(".md"), sep="\n")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\nStopped; nothing was written.")

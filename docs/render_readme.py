@@ -1,0 +1,85 @@
+"""Brings the figure and the table of measurements in README.md up to date with the newest benchmark records.
+
+python docs/render_readme.py
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cosformer.report import benchmarks, records, svg
+from cosformer.report.results import hardware_words
+from cosformer.terminal import markdown, seconds, size
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+FIGURE = ROOT / "docs" / "figures" / "time-against-length.svg"
+BEGIN, END = "<!-- measured: python docs/render_readme.py -->\n", "<!-- end of measured -->\n"
+PHASE = "forward+backward"
+
+Record = dict[str, Any]
+
+
+def newest(kind: str) -> Record:
+    found = benchmarks.latest(records.benchmarks(ROOT / "benchmarks" / "reports"), f"cosformer {kind}")
+    if found is None:
+        raise SystemExit(f"There is no record of the {kind} in benchmarks/reports.")
+    return found
+
+
+def pair(rows: list[Record], names: tuple[str, str], field: str, **where: Any) -> list[float]:
+    """The figures of the two contenders in the rows that fit."""
+    fitting = [r for r in rows if all(r.get(k) == v for k, v in where.items()) and field in r]
+    return [next(r[field] for r in fitting if r["contender"] == name) for name in names]
+
+
+def rows() -> Iterator[tuple[str, list[float], Any, str]]:
+    gpu, cpu, spoken = (
+        newest(k) for k in ("operator benchmark on a GPU", "operator benchmark", "generation benchmark")
+    )
+    chip = hardware_words(gpu)
+    for mode, length in (("causal", 512), ("causal", 2048), ("causal", 65536), ("bidirectional", 2048)):
+        found = pair(
+            gpu["gpu"]["timings"],
+            ("cosformer", "sdpa"),
+            "median_s",
+            mode=mode,
+            phase=PHASE,
+            length=length,
+            dim=64,
+        )
+        yield f"{chip}, {mode}, forward and backward, T = {length:,}", found, seconds, "¹"
+    for length in (256, 4096, 16384):
+        found = pair(
+            cpu["timings"], ("cosformer", "sdpa"), "median_s", mode="causal", phase=PHASE, length=length
+        )
+        yield f"two CPU cores, causal, forward and backward, T = {length:,}", found, seconds, "²"
+    for what, field, write in (("a token", "median_s", seconds), ("the cache", "cache_bytes", size)):
+        found = pair(spoken["results"], ("cosformer", "softmax"), field, batch=1, context=65536)
+        yield f"generation on two CPU cores: {what} behind 65,536 tokens", found, write, "³"
+
+
+def table() -> str:
+    """The better figure of a row is bold."""
+    made = []
+    for name, figures, write, note in rows():
+        said = [f"**{write(x)}**" if x == min(figures) else write(x) for x in figures]
+        made.append([f"{name} {note}", *said])
+    return markdown(("", "cosFormer", "softmax"), made) + "\n"
+
+
+def figure() -> str:
+    return svg.standalone(benchmarks.gpu_plot(newest("operator benchmark on a GPU")))
+
+
+def readme(text: str) -> str:
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}{table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    FIGURE.parent.mkdir(exist_ok=True)
+    FIGURE.write_text(figure())
+    README.write_text(readme(README.read_text()))
+    print(FIGURE.relative_to(ROOT), README.relative_to(ROOT), sep="\n")

@@ -1,0 +1,54 @@
+"""What the fine-tuning recipes share: the sizes of `recipes/mlm.py` at each scale, so that its weights fit.
+
+    build("small", initial="runs/mlm/checkpoint-10000")
+
+Without `initial` a model learns its task from nothing. `paper`: ten passes at a low rate over the task, as is
+usual for RoBERTa; the cosFormer paper does not say more.
+"""
+
+from cosformer.training.recipes import Table
+
+BASE = Table(
+    task="sst2",
+    shared={
+        "model": {"position": "learned"}, "schedule": "polynomial", "weight_decay": 0.01, "epsilon": 1e-6,
+    },
+    tiny={
+        "task_settings": {"length": 64, "tokens": "bytes", "official": False},
+        "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "steps": 100, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 50, "save_every": 50,
+        "eval_batch": 250,
+    },
+    small={
+        "task_settings": {"tokens": "bpe", "bpe_size": 16_384, "bpe_corpus": "wikitext2"},
+        "model": {
+            "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "dropout": 0.1,
+            "classifier_dropout": 0.1, "max_position_embeddings": 512,
+        },
+        "batch": 32, "learning_rate": 1e-4, "eval_every": 250, "save_every": 250, "eval_batch": 128,
+        "steps": 5000, "warmup": 300, "patience": 8, "precision": "bf16",
+    },
+    paper={
+        "task_settings": {"tokens": "bpe", "bpe_size": 50_264, "bpe_corpus": "wikitext103"},
+        "model": {
+            "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "dropout": 0.1,
+            "classifier_dropout": 0.1, "max_position_embeddings": 512,
+        },
+        "batch": 32, "learning_rate": 2e-5, "eval_every": 500, "save_every": 500, "eval_batch": 128,
+        "steps": 20_000, "warmup": 1200, "patience": 10, "precision": "bf16",
+    },
+)  # fmt: skip
+
+
+def table(task: str, rows: int, *, length: int = 256) -> Table:
+    """For a task with so many training rows: ten passes over them, or the base's steps if those are fewer."""
+    changes = {}
+    for scale, base in (("small", BASE.small), ("paper", BASE.paper)):
+        steps = min(10 * rows // base["batch"], base["steps"])
+        changes[scale] = {
+            "steps": steps,
+            "warmup": steps * 6 // 100,
+            "eval_every": min(steps // 10, base["eval_every"]),
+            "task_settings": {**base["task_settings"], "length": length},
+        }
+    return BASE.variant(task, **changes)

@@ -1,0 +1,37 @@
+"""Pathfinder of the Long Range Arena: are two dots joined by a dashed line?
+
+`paper`: the arena's original settings (4 layers of width 32, feed-forward 32, 4 heads, batch 512, rate 1e-3
+with cosine decay, 200 epochs). There queries, keys and values are 16 wide, here as wide as the model.
+A transformer may stay at one half for a long time before it moves.
+"""
+
+from cosformer.training.recipes import Table
+
+_EPOCH = 160_000 // 512
+
+TABLE = Table(
+    task="pathfinder",
+    shared={"model": {"position": "learned"}},
+    tiny={
+        "task_settings": {"train_rows": 2000, "valid_rows": 200, "test_rows": 200},
+        "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "steps": 60, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 30, "save_every": 30,
+        "eval_batch": 100,
+    },
+    small={
+        "model": {
+            "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 256,
+        },
+        "steps": 20_000, "batch": 128, "learning_rate": 1e-3, "warmup": 1000, "weight_decay": 0.01,
+        "eval_every": 1000, "save_every": 1000, "eval_batch": 250, "precision": "bf16",
+    },
+    paper={
+        "model": {
+            "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 32,
+            "dropout": 0.1,
+        },
+        "steps": 200 * _EPOCH, "batch": 512, "learning_rate": 1e-3, "schedule": "cosine", "warmup": _EPOCH,
+        "eval_every": 5 * _EPOCH, "save_every": 5 * _EPOCH, "eval_batch": 250,
+    },
+)  # fmt: skip
+build = TABLE.build

@@ -1,0 +1,35 @@
+"""Text of the Long Range Arena: the sentiment of film reviews, byte by byte.
+
+`paper`: the arena's original settings (length 4,000, width 256, 4 heads, 4 layers, feed-forward 1,024, batch
+32, rate 0.05 with 8,000 steps of warm-up and rsqrt decay, 20,000 steps).
+"""
+
+from cosformer.training.recipes import Table
+
+TABLE = Table(
+    task="text",
+    shared={"model": {"position": "learned"}},
+    tiny={
+        "task_settings": {"length": 256, "official": False},
+        "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "steps": 150, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 50, "save_every": 50,
+        "eval_batch": 250,
+    },
+    small={
+        "model": {
+            "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024,
+            "dropout": 0.1,
+        },
+        "steps": 5000, "batch": 32, "learning_rate": 5e-4, "warmup": 500, "weight_decay": 0.05,
+        "eval_every": 250, "precision": "bf16",
+    },
+    paper={
+        "model": {
+            "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024,
+            "dropout": 0.1,
+        },
+        "steps": 20_000, "batch": 32, "learning_rate": 0.05, "schedule": "rsqrt", "warmup": 8000,
+        "weight_decay": 0.1, "epsilon": 1e-9, "eval_every": 500, "save_every": 1000,
+    },
+)  # fmt: skip
+build = TABLE.build

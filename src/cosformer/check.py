@@ -1,0 +1,186 @@
+"""Whether each backend is right on this machine, shown in seconds: against the paper's equation, written out
+here once more and computed in float64, in values and gradients.
+
+The error that is allowed is that of the same equation in the backend's own precision, twice over, and a few
+roundings: the bound follows the dtype by itself.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from cosformer.ops import BackendStatus, backends, cosformer_attention
+
+HORIZON = 256.0
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of one backend on one device.
+
+    `worst` is the largest error over the one allowed: right means at most 1. `failed` names the case that
+    was wrong, or says why the backend refused; None where all is right.
+    """
+
+    backend: str
+    device: str
+    cases: int
+    worst: float
+    failed: str | None
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return self.failed is None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, small enough to be judged by the quadratic equation in float64."""
+
+    name: str
+    queries: int
+    keys: int
+    causal: bool
+    heads: tuple[int, int] = (2, 2)
+    dims: tuple[int, int] = (16, 16)
+    padded: int = 0
+    """So many keys of the first row are masked, and hold NaN."""
+    documents: tuple[int, ...] = ()
+    """Bounds of documents packed into one row."""
+    cuts: tuple[int, ...] = ()
+    """Where the sequence is cut, the state carried from piece to piece."""
+
+
+CASES = (
+    Case("causal", 130, 130, True),
+    Case("bidirectional", 130, 130, False),
+    Case("one token", 1, 1, True),
+    Case("cross-attention", 37, 90, False),
+    Case("grouped heads of odd sizes", 65, 65, True, heads=(4, 2), dims=(24, 40)),
+    Case("causal, padded with NaN", 63, 63, True, padded=9),
+    Case("bidirectional, padded with NaN", 63, 63, False, padded=9),
+    Case("packed documents", 100, 100, True, documents=(0, 7, 7, 71, 100)),
+    Case("cut, with the state carried", 100, 100, True, cuts=(1, 64, 65)),
+)
+
+
+def check() -> list[Verdict]:
+    """A verdict for each available backend on each device it is meant for."""
+    return [
+        examine(backend.name, device)
+        for backend in backends()
+        if backend.available
+        for device in devices(backend)
+    ]
+
+
+def devices(backend: BackendStatus) -> list[str]:
+    """All of this machine, or its GPUs alone for kernels (which Triton's interpreter could run on a CPU, for
+    tests and in minutes)."""
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return ["cpu", *gpus] if backend.name in ("chunked", "reference") else gpus
+
+
+def examine(name: str, device: str) -> Verdict:
+    """All cases on one backend and device; the first that is wrong ends it."""
+    began, worst, cases = time.perf_counter(), 0.0, 0
+    failed = None
+    for case, dtype in _cases(device):
+        try:
+            ratio = _error_over_allowed(case, name, torch.device(device), dtype)
+        except (RuntimeError, ValueError) as error:
+            failed = f"{case.name}: {str(error).splitlines()[0]}"
+            break
+        worst, cases = max(worst, ratio), cases + 1
+        if not ratio <= 1:  # NaN is not right either
+            failed = f"{case.name}, {str(dtype).removeprefix('torch.')}: {ratio:.3g} times the error allowed"
+            break
+    return Verdict(name, device, cases, worst, failed, time.perf_counter() - began)
+
+
+def _cases(device: str) -> Iterator[tuple[Case, torch.dtype]]:
+    for case in CASES:
+        yield case, torch.float32
+        if device != "cpu":
+            yield case, torch.bfloat16
+
+
+def _error_over_allowed(case: Case, name: str, device: torch.device, dtype: torch.dtype) -> float:
+    draw = torch.Generator().manual_seed(0)
+    batch = 1 if case.documents else 2
+    (h, hk), (d, dv) = case.heads, case.dims
+    shapes = ((case.queries, h, d), (case.keys, hk, d), (case.keys, hk, dv), (case.queries, h, dv))
+    q, k, v, grad = (torch.randn(batch, *s, generator=draw).to(device, dtype) for s in shapes)
+    mask = None
+    if case.padded:
+        mask = torch.ones(batch, case.keys, dtype=torch.bool, device=device)
+        mask[0, : case.padded] = False
+    equation = partial(_equation, case, mask)
+    true = _with_gradients(equation, q.double(), k.double(), v.double(), grad.double())
+    plain = _with_gradients(equation, q, k, v, grad)
+    if mask is not None:
+        k, v = (x.masked_fill(~mask[..., None, None], float("nan")) for x in (k, v))
+    found = _with_gradients(partial(_operator, case, mask, name), q, k, v, grad)
+    # Sums that are carried along round more often than the square; in half types that is lost in the rest.
+    slack = min(32 * torch.finfo(dtype).eps, 2e-3)
+    return max(
+        _distance(f, t) / (2 * _distance(p, t) + slack) for f, p, t in zip(found, plain, true, strict=True)
+    )
+
+
+def _with_gradients(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, grad: Tensor
+) -> list[Tensor]:
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = attend(*inputs)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference over the largest entry, or over 1, the size of the inputs: the gradients of a
+    lone token are zero but for rounding."""
+    b = b.double()
+    return float((a.double() - b).abs().amax() / b.abs().amax().clamp_min(1.0))
+
+
+def _operator(case: Case, mask: Tensor | None, name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if case.cuts:
+        outs, state = [], None
+        for a, b in pairwise((0, *case.cuts, case.keys)):
+            out, state = cosformer_attention(
+                q[:, a:b], k[:, a:b], v[:, a:b],
+                causal=True, horizon=HORIZON, eps=EPS, state=state, return_state=True, backend=name,
+            )  # fmt: skip
+            outs.append(out)
+        return torch.cat(outs, 1)
+    bounds = torch.tensor(case.documents, device=q.device) if case.documents else None
+    return cosformer_attention(
+        q, k, v, causal=case.causal, horizon=HORIZON, key_mask=mask, cu_seqlens=bounds, eps=EPS, backend=name
+    )
+
+
+def _equation(case: Case, mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """w_ij = (ReLU(q_i) . ReLU(k_j)) cos((pi/2)(i - j)/M), and zero for what i must not see."""
+    each = q.shape[2] // k.shape[2]
+    k, v = (x.repeat_interleave(each, 2) for x in (k, v))
+    i, j = (torch.arange(n, device=q.device) for n in (q.shape[1], k.shape[1]))
+    distance = i[:, None] - j
+    seen = distance >= 0 if case.causal else torch.ones_like(distance, dtype=torch.bool)
+    if case.documents:
+        starts = torch.tensor(case.documents[1:], device=q.device)
+        of = torch.bucketize(i, starts, right=True)
+        seen = seen & (of[:, None] == of)
+    near = torch.cos(math.pi / 2 * distance.to(q.dtype) / HORIZON) * seen
+    weight = torch.einsum("bihd,bjhd->bhij", q.relu(), k.relu()) * near
+    if mask is not None:
+        weight = weight * mask[:, None, None]
+    total = weight.sum(-1).clamp_min(EPS)
+    return torch.einsum("bhij,bjhe,bhi->bihe", weight, v, 1 / total)

@@ -1,0 +1,67 @@
+"""`cosformer bench`: the benchmarks, which belong to the source tree and not to the installed package.
+
+They measure the sources they lie beside, and record their commit; a wheel has neither. So they are looked
+for beside the package (an editable installation, or PYTHONPATH=src), then in the current folder.
+"""
+
+import argparse
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+from cosformer import machine
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models
+from cosformer.cli.parser import Parser, one_of
+
+HELP = "time the operator, the attentions, or generation; write a report"
+DESCRIPTION = """Runs a benchmark of the source tree: time and memory against length, with a report in
+benchmarks/reports. What is not correct is not timed. All further options go to the benchmark;
+`cosformer bench operator --help` lists them."""
+EXAMPLES = """examples:
+  cosformer bench operator --quick --out try      a first impression: three lengths, few repetitions
+  cosformer bench operator --device cuda          the operator on a GPU
+  cosformer bench attention --only cosformer,softmax
+  cosformer bench generation --contexts 1024,16384
+"""
+BENCHMARKS = ("operator", "attention", "generation")
+
+
+def root() -> Path:
+    """The source tree."""
+    for folder in (machine.CHECKOUT, Path.cwd()):
+        if (folder / "benchmarks" / "operator.py").is_file():
+            return folder
+    raise Mistake(
+        "the benchmarks are part of the source tree, not of the installed package: run this in a clone of "
+        "the repository."
+    )
+
+
+def arguments(p: Parser) -> None:
+    p.add_argument("benchmark", type=one_of(*BENCHMARKS), help=", ".join(BENCHMARKS))
+    p.add_argument("options", nargs=argparse.REMAINDER, help="for the benchmark")
+
+
+def run(args: argparse.Namespace) -> int:
+    tree = root()
+    if args.benchmark == "generation":
+        with needs_models():
+            import transformers  # noqa: F401
+    # As `python -m benchmarks.<name>` in the root of the tree: with its own options, help and messages.
+    sys.path.insert(0, str(tree))
+    before, sys.argv = sys.argv, [f"benchmarks.{args.benchmark}", *args.options]
+    try:
+        runpy.run_module(f"benchmarks.{args.benchmark}", run_name="__main__", alter_sys=False)
+    except SystemExit as left:
+        if not isinstance(left.code, str) or "Stopped" not in left.code:
+            raise
+        again = shlex.join(["cosformer", "bench", args.benchmark, *args.options])
+        raise Stopped(
+            f"stopped: a benchmark is written when it is complete, and reports from before are as they were. "
+            f"Start again with: {again}"
+        ) from None
+    finally:
+        sys.argv = before
+        sys.path.remove(str(tree))
+    return 0

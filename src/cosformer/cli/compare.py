@@ -1,0 +1,55 @@
+"""`cosformer compare`: one recipe with several attentions, in one table and one page."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from cosformer.cli import runs
+from cosformer.cli.mistakes import Mistake, writable_folder
+from cosformer.cli.parser import Parser, did_you_mean
+from cosformer.report.comparison import document, table
+from cosformer.report.write import write
+from cosformer.terminal import plain
+
+HELP = "one recipe with several attentions: one table, one page"
+DESCRIPTION = f"""Trains the same recipe with each of the attentions, one after another, and sets them side by
+side. Stopped with Ctrl-C it keeps what is finished, and the same command goes on from there.
+
+{runs.SETTINGS}"""
+EXAMPLES = """examples:
+  cosformer compare mqar --scale tiny --attentions cosformer,softmax
+  cosformer compare mqar --attentions cosformer,relu,linear,softmax steps=2000 --folder runs/recall
+"""
+
+
+def arguments(p: Parser) -> None:
+    runs.add(p)
+    p.add_argument(
+        "--attentions", default="cosformer,softmax", help="names, with commas (default: cosformer,softmax)"
+    )
+    p.add_argument("--folder", type=Path, help="of all runs (default: runs/compare-<recipe>-<scale>)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosformer import attention
+
+    names = args.attentions.split(",")
+    for name in names:
+        if name not in attention.names():
+            hint = did_you_mean(name, attention.names()) or f" There are {', '.join(attention.names())}."
+            raise Mistake(f"--attentions: {name!r} is not known.{hint}")
+    folder = args.folder or Path("runs") / f"compare-{Path(args.recipe).stem}-{args.scale}"
+    chosen = [runs.build(args.recipe, args.scale, name, args.settings) for name in names]
+    writable_folder("--folder", folder)
+    again = ["cosformer", "compare", args.recipe, *args.settings, "--scale", args.scale]
+    again += ["--attentions", args.attentions, "--folder", str(folder)]
+    again += ["--results", str(args.results)] if args.results else []
+    made: list[dict[str, Any]] = []
+    for name, each in zip(names, chosen, strict=True):
+        made.append(runs.train(each, folder / name, args, again))
+        print(f"{name}: {runs.score_words(made[-1])}", flush=True)
+    found = table(made)
+    print("\n" + plain(found.header, found.rows))
+    page, _ = write(document(made, {name: folder / name for name in names}), folder)
+    print(f"\nThe report: {page.resolve()}")
+    return 0

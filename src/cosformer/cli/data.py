@@ -1,0 +1,81 @@
+"""`cosformer data`: which tasks there are, and whether their data is here and whole."""
+
+import argparse
+
+from cosformer.cli.mistakes import Mistake, needs_models
+from cosformer.cli.parser import Parser, did_you_mean
+from cosformer.terminal import plain
+
+HELP = "the tasks: what is there, what is missing; fetch, generate, verify"
+DESCRIPTION = """Without a name, lists the tasks and what there is of each. With one, opens all its splits:
+what can be generated is generated, what is read is verified, and of what is missing it is said which file was
+looked for where, and how to get it. Files are found under the folder that COSFORMER_DATA names."""
+EXAMPLES = """examples:
+  cosformer data                          all tasks, and what is missing
+  cosformer data listops                  generate it, verify it, show a row
+  cosformer data mqar length=128 pairs=8
+  cosformer data sst2 --fetch             from its public home, by the package datasets
+"""
+
+
+def arguments(p: Parser) -> None:
+    p.add_argument("task", nargs="?", help="a task; left out, all are listed")
+    p.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings of the task")
+    p.add_argument("--fetch", action="store_true", help="get the files that are missing, where that is known")
+
+
+def state(name: str) -> str:
+    """Whether all splits of a task can be opened at once, or what is still to be done."""
+    from cosformer import tasks
+    from cosformer.tasks import cache
+
+    task = tasks.build(name)
+    try:
+        with cache.nothing_is_built():
+            for split in ("train", "valid", "test"):
+                task.dataset(split)
+    except cache.NotBuilt:
+        return f"to be prepared: cosformer data {name}"
+    except tasks.DataError as error:
+        return f"missing: {str(error).partition(' is missing')[0]}"
+    return "there"
+
+
+def listing() -> str:
+    """All tasks, and what there is of each."""
+    from cosformer import tasks
+
+    rows = [[name, tasks.get(name).title, state(name)] for name in tasks.names()]
+    return plain(("task", "", "data"), rows, figures=False)
+
+
+def opened(name: str, settings: dict[str, object]) -> str:
+    """The sizes of all splits of a task, and one of its rows; everything is generated and verified."""
+    from cosformer import tasks
+
+    task = tasks.build(name, **settings)
+    rows = [[split, f"{len(task.dataset(split)):,}"] for split in ("train", "valid", "test")]
+    sizes = plain(("split", "rows"), rows)
+    return f"{task.title}: texts of at most {task.length:,} tokens\n\n{sizes}\n\n{task.example()}"
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosformer.cli.runs import overrides
+
+    with needs_models():
+        from cosformer import tasks
+    if args.task is None:
+        if args.fetch:
+            raise Mistake("--fetch wants the name of a task: cosformer data sst2 --fetch.")
+        print(listing())
+        return 0
+    if args.task not in tasks.names():
+        hint = did_you_mean(args.task, tasks.names()) or f" There are {', '.join(tasks.names())}."
+        raise Mistake(f"there is no task {args.task!r}.{hint}")
+    try:
+        for path in tasks.fetch(args.task) if args.fetch else []:
+            print(f"fetched {path}")
+        print(opened(args.task, overrides(args.settings)))
+    except (ValueError, TypeError) as error:  # data that is missing or damaged among them
+        raise Mistake(str(error)) from None
+    return 0

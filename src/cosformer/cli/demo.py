@@ -1,0 +1,68 @@
+"""`cosformer demo`: train, compare and report, on this machine."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from cosformer.cli import info
+from cosformer.cli.mistakes import Stopped, needs_models, writable_folder
+from cosformer.cli.parser import Parser, number
+from cosformer.terminal import Progress, plain
+
+HELP = "train a small cosFormer beside softmax, compare, and report; five minutes"
+DESCRIPTION = """Trains a small cosFormer and the same model with softmax side by side on the source of
+Python's standard library, compares quality, speed and memory, and writes report.html. Nothing is downloaded.
+Stopped with Ctrl-C, it goes on from the last finished part when it is run again."""
+EXAMPLES = """examples:
+  cosformer demo
+  cosformer demo --out try --seconds 60            a shorter training
+  cosformer generate demo/cosformer --prompt "import "     afterwards
+"""
+
+
+def arguments(p: Parser) -> None:
+    p.add_argument("--out", type=Path, default=Path("demo"), help="folder to write to (default: demo)")
+    p.add_argument("--seconds", type=number(0, 86400), help="for the training of both (default: 150)")
+    p.add_argument(
+        "--tiny", action="store_true", help="seconds instead of minutes: everything runs, nothing is learned"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    with needs_models():
+        import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    from cosformer.demo.page import figures
+    from cosformer.demo.run import Demo
+    from cosformer.demo.settings import TINY, Settings
+
+    settings = TINY if args.tiny else Settings()
+    if args.seconds is not None:
+        settings = replace(settings, seconds=args.seconds)
+    folder = writable_folder("--out", args.out)
+    versions, cpu = info.versions(), info.devices()[0]
+    machine = {
+        "name": cpu["name"],
+        "threads": cpu["threads"],
+        "torch": versions["torch"],
+        "cosformer": versions["cosformer"],
+    }
+    demo = Demo(folder, settings, machine, Progress(every=10.0))
+    if demo.finished():
+        print(f"Going on in {folder}: {', '.join(demo.finished())} finished already.")
+    try:
+        print("Training a cosFormer and the same model with softmax, then measuring both.", flush=True)
+        page = demo.run()
+    except KeyboardInterrupt:
+        kept = ", ".join(demo.finished()) or "nothing yet"
+        again = " ".join(["cosformer demo", f"--out {folder}", *(["--tiny"] if args.tiny else [])])
+        if args.seconds is not None:
+            again += f" --seconds {args.seconds:g}"
+        raise Stopped(f"stopped. Finished and kept in {folder}: {kept}. Go on with: {again}") from None
+    table = figures(demo.record)
+    print(plain(table.header, table.rows))
+    print(f"\n{table.caption}\nThe report: {page.resolve()}")
+    print(f'Next: cosformer generate {folder / "cosformer"} --prompt "import "')
+    return 0

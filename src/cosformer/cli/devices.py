@@ -1,0 +1,37 @@
+"""--device and --dtype, as every command understands them."""
+
+import torch
+
+from cosformer.cli.mistakes import Mistake
+from cosformer.cli.parser import Parser, one_of
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add(p: Parser) -> None:
+    p.add_argument("--device", default="auto", help="auto (a GPU where there is one), cpu, cuda or cuda:N")
+    p.add_argument(
+        "--dtype",
+        type=one_of(*DTYPES),
+        default="float32",
+        help="of the weights: float32, bfloat16 or float16",
+    )
+
+
+def choose(name: str) -> torch.device:
+    """The device of that name, if it is here."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise Mistake(f"--device {name} is not a device; auto, cpu, cuda or cuda:N is wanted.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise Mistake(f"--device {name} is not supported; auto, cpu, cuda or cuda:N is wanted.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise Mistake(
+            f"--device {name} is not here: PyTorch sees {found or 'no'} CUDA GPU{'s' * (found > 1)} "
+            "(cosformer info says why)."
+        )
+    return device

@@ -1,0 +1,39 @@
+"""`cosformer eval`: the score of a trained run on one of its splits."""
+
+import argparse
+from pathlib import Path
+
+from cosformer.cli.mistakes import Mistake, needs_models
+from cosformer.cli.parser import Parser, one_of, positive_int
+
+HELP = "score a trained run on a split"
+DESCRIPTION = """Scores the best weights of a run's folder, as `cosformer train` left it. The batch size
+does not change the score."""
+EXAMPLES = """examples:
+  cosformer eval runs/mqar-tiny-cosformer-0
+  cosformer eval runs/mqar-tiny-cosformer-0 --split valid --batch 64
+"""
+
+
+def arguments(p: Parser) -> None:
+    p.add_argument("folder", type=Path, help="of a run")
+    p.add_argument(
+        "--split", type=one_of("train", "valid", "test"), default="test", help="train, valid or test"
+    )
+    p.add_argument("--batch", type=positive_int, help="samples at once (default: as in the run)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.folder.is_dir():
+        raise Mistake(f"there is no folder {args.folder}; give one that `cosformer train` wrote.")
+    with needs_models():
+        from safetensors import SafetensorError
+
+        from cosformer.training import evaluate
+    try:
+        scores = evaluate(args.folder, args.split, args.batch)
+    except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError, SafetensorError) as error:
+        raise Mistake(f"{args.folder} cannot be scored: {error}") from None
+    for name, value in scores.items():
+        print(f"{name} {value:.6g}")
+    return 0

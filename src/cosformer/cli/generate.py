@@ -1,0 +1,205 @@
+"""`cosformer generate`: text from a saved model, token by token."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosformer.cli import devices
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models, readable_file
+from cosformer.cli.parser import Parser, number, positive_int
+from cosformer.terminal import Progress
+
+HELP = "text from a saved model, as it is made"
+DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo`
+wrote, or from the folder of a run. The context may be as long as the model's horizon; it is read in pieces,
+with the time left, and kept as a state of constant size."""
+EXAMPLES = """examples:
+  cosformer generate demo/cosformer --prompt "def main("
+  cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
+  cosformer generate demo/cosformer --prompt "import " --greedy --seed 1
+"""
+
+PIECE = 2048  # tokens of a context that are read at once
+
+
+def arguments(p: Parser) -> None:
+    p.add_argument("folder", type=Path, help="a saved model and its tokenizer")
+    p.add_argument("--prompt", default="", help="the text to continue")
+    p.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before the prompt")
+    p.add_argument("--tokens", type=positive_int, default=200, help="how many to make (default: 200)")
+    p.add_argument("--temperature", type=number(0, 100), default=0.8, help="default: 0.8")
+    p.add_argument("--top_k", type=positive_int, help="choose among so many (default: all)")
+    p.add_argument(
+        "--top_p", type=number(0, 1), help="choose among the likeliest of this share (default: all)"
+    )
+    p.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    p.add_argument("--seed", type=int, default=0, help="default: 0")
+    devices.add(p)
+
+
+def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """The causal language model of a folder and its tokenizer, ready to generate."""
+    if not folder.is_dir():
+        raise Mistake(f"there is no folder {folder}; give one that save_pretrained wrote.")
+    with needs_models():
+        import transformers
+
+        from cosformer.models import CosformerConfig, CosformerForCausalLM
+        from cosformer.training import best
+    if (folder / "run.json").is_file():
+        try:
+            folder = best(folder)
+        except (OSError, ValueError) as error:
+            raise Mistake(_first(error)) from None
+    if not (folder / "config.json").is_file():
+        raise Mistake(f"{folder} has no config.json, so it is no saved model.")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        kind = transformers.PreTrainedConfig.get_config_dict(folder, local_files_only=True)[0]
+        if kind.get("model_type") != CosformerConfig.model_type:
+            found = kind.get("model_type", "none")
+            raise Mistake(f"{folder} holds a model of type {found!r}; one of cosformer.models is wanted.")
+        heads = kind.get("architectures") or []
+        if heads != [CosformerForCausalLM.__name__]:
+            made = ", ".join(heads) or "a model without a head"
+            raise Mistake(f"{folder} holds {made}; a CosformerForCausalLM is wanted to continue a text.")
+        model = CosformerForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise Mistake(f"{folder} cannot be loaded: {_first(error)}") from None
+    return model.to(device).eval(), _tokenizer(folder, model.config)
+
+
+def _tokenizer(folder: Path, config: Any) -> Any:
+    """The one saved beside the model. A run over bytes saves none, and needs none."""
+    from transformers import AutoTokenizer
+
+    from cosformer.models import byte_tokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
+        if config.vocab_size == 256:
+            return byte_tokenizer()
+        raise Mistake(
+            f"{folder} has a model but no tokenizer that can be read: save one beside it "
+            "(tokenizer.save_pretrained)."
+        ) from None
+
+
+def _first(error: Exception) -> str:
+    """The first sentence of what a library said."""
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return said if said.endswith((".", "?")) else said + "."
+
+
+def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
+    """Token ids [1, T] of a text, if it and the tokens that are to come fit into the model."""
+    longest, vocabulary = config.max_position_embeddings, config.vocab_size
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    if ids.shape[1] == 0:
+        if tokenizer.bos_token_id is None or tokenizer.bos_token_id >= vocabulary:
+            raise Mistake("there is nothing to continue: give --prompt or --context.")
+        ids = torch.tensor([[tokenizer.bos_token_id]])
+    if ids.shape[1] + tokens > longest:
+        raise Mistake(
+            f"the text has {ids.shape[1]:,} tokens and {tokens:,} are to come, but the model takes "
+            f"{longest:,} (max_position_embeddings): shorten the context, or ask for fewer --tokens."
+        )
+    return ids
+
+
+def read(model: Any, ids: torch.Tensor, progress: Progress | None = None) -> Any:
+    """A cache that has read ids [1, T], in pieces: memory does not grow with the length."""
+    from cosformer.models import CosformerCache
+
+    cache = CosformerCache(model.config)
+    pieces = ids.split(PIECE, 1)
+    if progress is not None:
+        progress.start(len(pieces))
+    with torch.inference_mode():
+        for at, piece in enumerate(pieces):
+            if progress is not None:
+                progress.step(f"reading: {at * PIECE:,} of {ids.shape[1]:,} tokens")
+            model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    if progress is not None:
+        progress.end()
+    return cache
+
+
+class Spoken:
+    """What `generate` hands its tokens to; text goes on to `say` as soon as its characters are whole."""
+
+    def __init__(self, tokenizer: Any, say: Callable[[str], object]):
+        self.tokenizer, self.say = tokenizer, say
+        self.waiting: list[int] = []
+        self.tokens = -1  # the first that comes is the prompt
+
+    def put(self, ids: torch.Tensor) -> None:
+        self.tokens += 1
+        if self.tokens == 0:
+            return
+        self.waiting += ids.flatten().tolist()
+        text = self.tokenizer.decode(self.waiting, skip_special_tokens=True)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self.waiting) > 4:
+            self.say(text)
+            self.waiting = []
+
+    def end(self) -> None:
+        self.say(self.tokenizer.decode(self.waiting, skip_special_tokens=True))
+        self.waiting = []
+
+
+def speak(
+    model: Any, ids: torch.Tensor, tokens: int, spoken: Spoken, progress: Progress | None = None, **how: Any
+) -> None:
+    """So many tokens behind ids [1, T], each handed on as it is made; `how` goes to `generate`."""
+    ids = ids.to(model.device)
+    cache = None
+    if model.config.traits.recurrent and ids.shape[1] > 1:
+        cache = read(model, ids[:, :-1], progress)  # generate() reads what the cache has not seen: one token
+    with torch.inference_mode():
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            past_key_values=cache,
+            streamer=spoken,
+            **how,
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    device = devices.choose(args.device)
+    context = ""
+    if args.context is not None:
+        path = readable_file("--context", args.context)
+        try:
+            context = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise Mistake(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
+    model, tokenizer = load(args.folder, device, getattr(torch, args.dtype))
+    ids = encode(tokenizer, model.config, context + args.prompt, args.tokens)
+    torch.manual_seed(args.seed)
+    how: dict[str, Any] = {"do_sample": False}
+    if not args.greedy:
+        how = {
+            "do_sample": True,
+            "temperature": args.temperature,
+            "top_k": args.top_k or 0,
+            "top_p": args.top_p or 1.0,
+        }
+    spoken = Spoken(tokenizer, lambda text: print(text, end="", flush=True))
+    print(args.prompt, end="", flush=True)
+    try:
+        speak(model, ids, args.tokens, spoken, Progress(every=5.0), **how)
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"stopped after {max(spoken.tokens, 0)} tokens; nothing is kept but what stands above."
+        ) from None
+    finally:
+        print()
+    return 0

@@ -1,0 +1,158 @@
+"""`cosformer info`: what is here, what each backend can do with it, and whether it is right."""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+import cosformer
+from cosformer import machine
+from cosformer.check import Verdict, check
+from cosformer.cli.parser import Parser
+from cosformer.terminal import plain, seconds, size
+
+HELP = "versions, devices, backends and why each is or is not available"
+DESCRIPTION = """What this machine has for cosformer: versions, devices, and each backend of the operator,
+with the reason where it cannot be used. --check computes small cases with every available backend, forward
+and backward, and compares them with the paper's equation in float64; it takes a few seconds."""
+EXAMPLES = """examples:
+  cosformer info
+  cosformer info --check          prove each available backend right (exit code 1 if one is wrong)
+  cosformer info --json           the same, for programs
+"""
+
+# As in pyproject.toml: what each extra brings.
+EXTRAS = {
+    "models": ("accelerate", "numpy", "safetensors", "tokenizers", "transformers"),
+    "triton": ("triton",),
+    "plots": ("matplotlib",),
+}
+
+
+def gather() -> dict[str, Any]:
+    """Everything that `cosformer info` prints, as plain data."""
+    return {
+        "versions": versions(),
+        "extras": {name: [p for p in EXTRAS[name] if version(p) is None] for name in EXTRAS},
+        "devices": devices(),
+        "backends": [asdict(backend) for backend in cosformer.backends()],
+    }
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {
+        "cosformer": cosformer.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    return found | {p: version(p) for packages in EXTRAS.values() for p in packages}
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def devices() -> list[dict[str, Any]]:
+    """The CPU, every CUDA GPU, and where there is none, why."""
+    cpu = machine.hardware(torch.device("cpu"))
+    found: list[dict[str, Any]] = [
+        {
+            "device": "cpu",
+            "name": cpu["cpu"],
+            "cores": cpu["cores"],
+            "threads": torch.get_num_threads(),
+            "memory_bytes": cpu["memory_bytes"],
+        }
+    ]
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            gpu = torch.cuda.get_device_properties(i)
+            found.append(
+                {
+                    "device": f"cuda:{i}",
+                    "name": gpu.name,
+                    "capability": f"{gpu.major}.{gpu.minor}",
+                    "memory_bytes": gpu.total_memory,
+                }
+            )
+    else:
+        built = torch.version.cuda
+        why = (
+            "this build of PyTorch has no CUDA"
+            if built is None and getattr(torch.version, "hip", None) is None
+            else f"PyTorch is built for CUDA {built}, but finds no GPU or no driver"
+        )
+        found.append({"device": "cuda", "absent": why})
+    return found
+
+
+def words(data: dict[str, Any]) -> str:
+    """`gather()` for reading."""
+    lines = ["Versions"]
+    lines += [f"  {name:<14}{found or 'not installed'}" for name, found in data["versions"].items()]
+    lines += ["", "Extras"]
+    for name, missing in data["extras"].items():
+        said = f'lacks {", ".join(missing)}: pip install "cosformer[{name}]"' if missing else "complete"
+        lines.append(f"  {name:<14}{said}")
+    lines += ["", "Devices"]
+    for d in data["devices"]:
+        if "absent" in d:
+            lines.append(f"  {d['device']:<14}none: {d['absent']}")
+            continue
+        parts = [d["name"]]
+        if "capability" in d:
+            parts.append(f"compute capability {d['capability']}")
+        else:
+            parts.append(f"{d['cores']} cores, {d['threads']} threads")
+        if d["memory_bytes"]:
+            parts.append(size(d["memory_bytes"]))
+        lines.append(f"  {d['device']:<14}{', '.join(parts)}")
+    lines += ["", "Backends, fastest first"]
+    for b in data["backends"]:
+        state = "available" if b["available"] else f"not available: {b['reason']}"
+        lines.append(f"  {b['name']:<14}{state} ({b['summary']})")
+    return "\n".join(lines)
+
+
+def verdict_table(verdicts: list[Verdict]) -> str:
+    rows = [
+        [
+            v.backend,
+            v.device,
+            "right" if v.passed else "WRONG",
+            f"{v.cases}",
+            f"{v.worst:.2f}",
+            seconds(v.seconds),
+        ]
+        for v in verdicts
+    ]
+    table = plain(("backend", "device", "", "cases", "error / allowed", "time"), rows)
+    failures = [f"{v.backend} on {v.device}: {v.failed}." for v in verdicts if not v.passed]
+    return "\n".join([table, *failures])
+
+
+def arguments(p: Parser) -> None:
+    p.add_argument("--check", action="store_true", help="prove each available backend right, in seconds")
+    p.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    data = gather()
+    verdicts = check() if args.check else []
+    if args.json:
+        if args.check:
+            data["check"] = [asdict(v) | {"passed": v.passed} for v in verdicts]
+        print(json.dumps(data, indent=1))
+    else:
+        print(words(data))
+        if args.check:
+            print("\nCheck: values and gradients against the equation in float64")
+            print(verdict_table(verdicts))
+    return 0 if all(v.passed for v in verdicts) else 1

@@ -1,0 +1,82 @@
+"""The command itself: which subcommands there are, and what is said when one cannot go on."""
+
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from cosformer import __version__
+from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, train
+from cosformer.cli.mistakes import Mistake, Stopped, about
+from cosformer.cli.parser import Parser, did_you_mean
+from cosformer.cli.runs import Failed
+
+DESCRIPTION = """cosFormer attention: exact, linear in the length, with a state of constant size."""
+EXAMPLES = """start here:
+  cosformer info --check                            what is here, and whether it is right
+  cosformer demo                                    train, compare and report, in five minutes
+  cosformer COMMAND --help                          each command, with examples
+"""
+
+COMMANDS: dict[str, ModuleType] = {
+    "demo": demo,
+    "info": info,
+    "train": train,
+    "eval": evaluate,
+    "compare": compare,
+    "data": data,
+    "generate": generate,
+    "bench": bench,
+    "report": report,
+}
+
+
+def parser() -> Parser:
+    p = Parser(prog="cosformer", description=DESCRIPTION, epilog=EXAMPLES)
+    p.add_argument("--version", action="version", version=f"cosformer {__version__}")
+    commands = p.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, module in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=module.HELP, description=module.DESCRIPTION, epilog=module.EXAMPLES
+        )
+        module.arguments(sub)
+        sub.set_defaults(parser=sub)
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns its exit code: 0, 1 (it failed), 2 (a mistake), 130 (Ctrl-C)."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    p = parser()
+    if not words:
+        p.print_help()
+        return 0
+    # argparse would name a missing command first, and list them all for a wrong one.
+    if words[0].startswith("-") and words[0] not in ("-h", *p.flags):
+        p.unknown(words)
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        p.error(f"there is no command {words[0]!r}.{did_you_mean(words[0], COMMANDS)}")
+    args = p.parse_args(words)
+    try:
+        code: int = COMMANDS[args.command].run(args)
+        sys.stdout.flush()
+        return code
+    except Mistake as mistake:
+        return _say(args.command, str(mistake), 2)
+    except Failed as failed:
+        return _say(args.command, str(failed), 1)
+    except Stopped as stopped:
+        print(file=sys.stderr)  # a progress bar may stand in the line
+        return _say(args.command, str(stopped), 130)
+    except KeyboardInterrupt:
+        return _say(args.command, "stopped.", 130)
+    except BrokenPipeError:  # `cosformer info | head`: whoever read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _say(args.command, *about(error))
+
+
+def _say(command: str, sentence: str, code: int) -> int:
+    print(f"cosformer {command}: {sentence[:1].upper()}{sentence[1:]}", file=sys.stderr)
+    return code

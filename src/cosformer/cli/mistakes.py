@@ -1,0 +1,64 @@
+"""What can go wrong at the terminal, and the sentence that is said about it: never a traceback."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Mistake(Exception):
+    """Something the user can put right: one sentence, exit code 2."""
+
+
+class Stopped(Exception):
+    """Ctrl-C: what was kept, and the command that goes on from there; exit code 130."""
+
+
+def about(error: OSError) -> tuple[str, int]:
+    """The sentence and the exit code for what the operating system refused."""
+    where = f" ({error.filename})" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full{where}: free some space and run the command again; {KEPT}.", 1
+    if error.errno == errno.EROFS:
+        return f"the file system is read-only{where}: choose another folder; {KEPT}.", 2
+    said = (error.strerror or str(error)).lower()
+    return f"{said}{where}.", 2
+
+
+@contextmanager
+def needs_models() -> Iterator[None]:
+    """Around imports of the models: what is missing is named, with the way to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "cosformer":
+            raise
+        raise Mistake(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
+
+
+KEPT = "results finished before are complete, for files are replaced only by finished ones"
+
+
+def readable_file(option: str, path: Path) -> Path:
+    if path.is_dir():
+        raise Mistake(f"{option} {path} is a folder; a file is wanted.")
+    if not path.is_file():
+        raise Mistake(f"{option} {path} does not exist.")
+    if not os.access(path, os.R_OK):
+        raise Mistake(f"{option} {path} may not be read.")
+    return path
+
+
+def writable_folder(option: str, path: Path) -> Path:
+    """Made where it is missing, before minutes are spent on what could not be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise Mistake(f"{option} {path} is a file; a folder is wanted.") from None
+    except OSError as error:
+        said = (error.strerror or str(error)).lower()
+        raise Mistake(f"{option} {path} cannot be made: {said}.") from None
+    if not os.access(path, os.W_OK):
+        raise Mistake(f"{option} {path} may not be written to.")
+    return path

@@ -1,0 +1,83 @@
+"""Options that teach: a typo gets the word that was meant, a mistake one sentence and exit code 2."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?', or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """No abbreviations (a typo would pass for one), no page of usage for a mistake."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("allow_abbrev", False)
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*args, **kwargs)
+        self.flags = ["--help"]
+
+    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
+        # The constructor adds --help before there is a list to put it on.
+        if hasattr(self, "flags"):
+            self.flags += [a for a in args if a.startswith("--")]
+        return super().add_argument(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        sentence = message[:1].upper() + message[1:]
+        end = "" if sentence.endswith((".", "?")) else "."
+        self.exit(2, f"{self.prog}: {sentence}{end} See {self.prog} --help.\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, left = self.parse_known_args(args, namespace)
+        if hasattr(found, "settings"):  # NAME=VALUE words may stand anywhere, also behind options
+            found.settings += [word for word in left if not word.startswith("-")]
+            left = [word for word in left if word.startswith("-")]
+        if left:
+            getattr(found, "parser", self).unknown(left)
+        return found
+
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        """The first word that belongs to no option, and what it may have been."""
+        word = words[0].partition("=")[0]
+        if word.startswith("-"):
+            self.error(f"there is no option {word}.{did_you_mean(word, self.flags)}")
+        self.error(f"{word!r} is one argument too many")
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """The type of an option that takes one of these words."""
+
+    def choose(word: str) -> str:
+        if word not in names:
+            hint = did_you_mean(word, names) or f" Choose one of {', '.join(names)}."
+            raise argparse.ArgumentTypeError(f"{word!r} is not known.{hint}")
+        return word
+
+    return choose
+
+
+def positive_int(word: str) -> int:
+    if not word.isascii() or not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"a positive whole number is wanted, not {word!r}")
+    return int(word)
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """The type of an option that takes a number above `low` and up to `high`."""
+
+    def read(word: str) -> float:
+        try:
+            value = float(word)
+        except ValueError:
+            value = float("nan")
+        if not low < value <= high:
+            bounds = f"above {low:g}" + ("" if high == float("inf") else f" and at most {high:g}")
+            raise argparse.ArgumentTypeError(f"a number {bounds} is wanted, not {word!r}")
+        return value
+
+    return read

@@ -1,0 +1,46 @@
+"""`cosformer report`: what was recorded, as a page and as Markdown."""
+
+import argparse
+from pathlib import Path
+
+from cosformer.cli.mistakes import Mistake, writable_folder
+from cosformer.cli.parser import Parser
+
+HELP = "a page (HTML) and Markdown from the records of runs and benchmarks"
+DESCRIPTION = """Renders every finished run (results/*.jsonl) and the newest benchmarks
+(benchmarks/reports/*.json) as one page, report.html, that needs no network and no other file, and as
+report.md with its plots beside it."""
+EXAMPLES = """examples:
+  cosformer report
+  cosformer report --results results --out site
+"""
+
+
+def arguments(p: Parser) -> None:
+    p.add_argument("--results", type=Path, default=Path("results"), help="records of runs (default: results)")
+    p.add_argument(
+        "--benchmarks", type=Path, default=Path("benchmarks/reports"),
+        help="records of benchmarks (default: benchmarks/reports)",
+    )  # fmt: skip
+    p.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from cosformer.report.records import RecordError
+    from cosformer.report.write import report, write
+
+    for option, folder in (("--results", args.results), ("--benchmarks", args.benchmarks)):
+        if folder.is_file():
+            raise Mistake(f"{option} {folder} is a file; the folder of the records is wanted.")
+    if not args.results.is_dir() and not args.benchmarks.is_dir():
+        raise Mistake(
+            f"there are no records: neither the folder {args.results} nor {args.benchmarks} exists. Run this "
+            "in the root of the project, or say where they are with --results and --benchmarks."
+        )
+    try:
+        document = report(args.results, args.benchmarks)
+    except RecordError as error:
+        raise Mistake(str(error)) from None
+    for path in write(document, writable_folder("--out", args.out)):
+        print(path)
+    return 0

@@ -1,0 +1,100 @@
+"""What `train` and `compare` share: a recipe with settings from the command line, and what is said when its
+training ends early."""
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_folder
+from cosformer.cli.parser import Parser, one_of
+
+SCALES = ("tiny", "small", "paper")
+SETTINGS = """Settings are fields of the run: steps=100, seed=1, precision=bf16, model.hidden_size=64,
+task_settings.length=512; --print_config shows them all."""
+
+
+class Failed(Exception):
+    """The run itself went wrong, and nobody mistyped: exit code 1."""
+
+
+def add(p: Parser) -> None:
+    p.add_argument("recipe", help="a name (see `cosformer data`), or the path of a recipe file")
+    p.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings that differ from the recipe's")
+    p.add_argument("--scale", type=one_of(*SCALES), default="small", help="tiny, small (default) or paper")
+    p.add_argument("--results", type=Path, help="file of records (default: results/<task>.jsonl)")
+    p.add_argument("--fresh", action="store_true", help="start again instead of going on from a checkpoint")
+
+
+def overrides(words: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE words as settings; a dot leads into `model` or `task_settings`. Values are JSON or words."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise Mistake(f"{word!r} is no setting; NAME=VALUE is wanted, for example steps=100.")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = {"True": True, "False": False, "None": None}.get(text, text)
+        outer, dot, inner = name.partition(".")
+        if dot and outer not in ("model", "task_settings"):
+            raise Mistake(f"{name!r} leads nowhere: only model and task_settings have settings of their own.")
+        if dot:
+            found.setdefault(outer, {})[inner] = value
+        else:
+            found[name] = value
+    return found
+
+
+def build(recipe: str, scale: str, attention: str, words: Sequence[str]) -> Any:
+    """The run of a recipe; what is wrong with it is the user's to put right."""
+    with needs_models():
+        from cosformer.tasks import build as build_task
+        from cosformer.training import model, recipes
+    try:
+        run = recipes.build(recipe, scale=scale, attention=attention, **overrides(words))
+        # Wrong settings of the task or of the model come to light here, and not in the middle of a run.
+        model.configuration(run, build_task(run.task, **run.task_settings))
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        raise Mistake(str(error)) from None
+    except (SyntaxError, ImportError) as error:
+        raise Mistake(f"recipe {recipe} cannot be read: {error}.") from None
+    return run
+
+
+def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]) -> dict[str, Any]:
+    """Trains one run, or goes on with it; `again` is the command that does so."""
+    from cosformer.training import Diverged, Interrupted
+    from cosformer.training import train as train_
+    from cosformer.training.main import device_of
+
+    try:
+        device_of(run)
+    except RuntimeError as error:
+        raise Mistake(str(error)) from None
+    try:
+        record: dict[str, Any] = train_(
+            run, writable_folder("--folder", folder), resume=not args.fresh, results=args.results
+        )
+    except Interrupted as stopped:
+        told = [word for word in again if word != "--fresh"]
+        raise Stopped(f"{stopped}. Kept in {folder}; go on with: {shlex.join(told)}") from None
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"stopped at once; checkpoints in {folder} are whole. Go on with: {shlex.join(again)}"
+        ) from None
+    except Diverged as error:
+        raise Failed(str(error)) from None
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        raise Mistake(str(error)) from None
+    return record
+
+
+def score_words(record: dict[str, Any]) -> str:
+    """accuracy 0.912 on the test split, 0.917 on the validation split (step 4,000)."""
+    metric = record["metric"]
+    name, valid = metric["name"], metric["valid"][metric["name"]]
+    return f"{name} {metric['test'][name]:.4g} (test), {valid:.4g} (validation, step {metric['best_step']:,})"

@@ -1,0 +1,49 @@
+"""`cosformer train`: a recipe, trained to its end or as far as time allows."""
+
+import argparse
+import json
+from pathlib import Path
+
+from cosformer.cli import runs
+from cosformer.cli.parser import Parser
+from cosformer.terminal import seconds, size
+
+HELP = "train a recipe; goes on where it was stopped"
+DESCRIPTION = f"""Trains a recipe and appends a record of it to the results. Stopped with Ctrl-C it leaves a
+checkpoint, and the same command goes on from there.
+
+{runs.SETTINGS}"""
+EXAMPLES = """examples:
+  cosformer train mqar --scale tiny
+  cosformer train mqar --attention softmax steps=2000 model.hidden_size=64 seed=1
+  cosformer train mqar --print_config
+  cosformer train my_recipe.py --folder runs/mine
+"""
+
+
+def arguments(p: Parser) -> None:
+    runs.add(p)
+    p.add_argument("--attention", default="cosformer", help="a mechanism (default: cosformer)")
+    p.add_argument(
+        "--folder", type=Path, help="of the run (default: runs/<recipe>-<scale>-<attention>-<seed>)"
+    )
+    p.add_argument("--print_config", action="store_true", help="show the complete run and do nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = runs.build(args.recipe, args.scale, args.attention, args.settings)
+    if args.print_config:
+        print(json.dumps(chosen.to_dict(), indent=1))
+        return 0
+    name = f"{Path(args.recipe).stem}-{args.scale}-{args.attention}-{chosen.seed}"
+    folder = args.folder or Path("runs") / name
+    again = ["cosformer", "train", args.recipe, *args.settings, "--scale", args.scale]
+    again += ["--attention", args.attention, "--folder", str(folder)]
+    again += ["--results", str(args.results)] if args.results else []
+    record = runs.train(chosen, folder, args, again)
+    print(f"{record['task']}, {record['mechanism']}: {runs.score_words(record)}")
+    speed = f"{record['tokens_per_s']:,.0f} tokens/s" if record["tokens_per_s"] else "too short to be timed"
+    took, memory = seconds(record["wall_time_s"]), size(record["peak_memory_bytes"])
+    print(f"{record['steps']:,} steps in {took}, {speed}, {memory} at most")
+    print(f"Kept in {folder}; recorded in {args.results or Path('results') / (record['task'] + '.jsonl')}")
+    return 0

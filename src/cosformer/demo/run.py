@@ -1,0 +1,124 @@
+"""The demonstration from end to end. Each part is written down when it is finished, so that one that was
+stopped goes on from the last of them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosformer import tasks
+from cosformer.demo import measure, page, training
+from cosformer.demo.maps import attention_maps, most_concentrated
+from cosformer.demo.settings import MECHANISMS, Settings
+from cosformer.report.files import replace
+from cosformer.report.write import write
+from cosformer.terminal import Progress
+
+RECORD = "record.json"
+PROMPT = "def read(self, path):\n"
+
+
+class Demo:
+    """A folder with what is finished so far: record.json, and the two models."""
+
+    def __init__(self, folder: Path, settings: Settings, machine: dict[str, Any], progress: Progress):
+        self.folder, self.settings, self.progress = folder, settings, progress
+        wanted = json.loads(json.dumps(asdict(settings)))
+        self.record: dict[str, Any] = {"settings": wanted, "machine": machine}
+        kept = _earlier(folder / RECORD)
+        if kept.get("settings") == wanted:
+            self.record = kept
+
+    def finished(self) -> list[str]:
+        return [name for name, _ in self._parts() if name in self.record]
+
+    def _parts(self) -> list[tuple[str, Callable[[], Any]]]:
+        return [
+            ("steps", self._steps),
+            ("training", self._train),
+            ("costs", self._measure),
+            ("maps", self._maps),
+            ("samples", self._samples),
+        ]
+
+    def run(self) -> Path:
+        """Whatever is not finished; then the page."""
+        for name, work in self._parts():
+            if name not in self.record:
+                self.record[name] = work()
+                replace(self.folder / RECORD, json.dumps(self.record) + "\n")
+        return write(page.document(self.record), self.folder)[0]
+
+    def _steps(self) -> int:
+        return training.affordable(self.settings)
+
+    def _train(self) -> dict[str, Any]:
+        from cosformer.models import byte_tokenizer
+
+        found = training.train(self.settings, self.record["steps"], self.folder, self.progress)
+        for name in MECHANISMS:
+            # Beside each other and with a tokenizer, so that `cosformer generate` finds them.
+            model = self._from(found["models"][name]["best"])
+            model.save_pretrained(self.folder / name)
+            byte_tokenizer(max_length=self.settings.horizon).save_pretrained(self.folder / name)
+        return found
+
+    def _from(self, name: str) -> Any:
+        from cosformer.models import CosformerForCausalLM
+
+        return CosformerForCausalLM.from_pretrained(self.folder / name).eval()
+
+    def _measure(self) -> dict[str, Any]:
+        longest = max(self.settings.lengths)
+        self.progress.start(1)
+        self.progress.step(f"both read contexts of up to {longest:,} tokens")
+        measured = measure.measure([self.folder / name for name in MECHANISMS], self.settings)
+        self.progress.end()
+        found = {}
+        for name, costs in zip(MECHANISMS, measured, strict=True):
+            config = self._from(name).config
+            numbers = config.build_attention().state_size(
+                self.settings.far, num_kv_heads=config.num_key_value_heads, head_dim=config.head_dim
+            )
+            found[name] = costs | {"far_cache_bytes": 4 * numbers * config.num_hidden_layers}
+        return found
+
+    def _maps(self) -> dict[str, Any]:
+        text = tasks.build("python", length=self.settings.map_length).dataset("test")
+        ids = text[len(text) // 3]["input_ids"][None]
+        found: dict[str, Any] = {"text": bytes(ids[0].tolist()).decode(errors="replace")}
+        for name in MECHANISMS:
+            layers = [most_concentrated(w) for w in attention_maps(self._from(name), ids)]
+            found[name] = [
+                {"head": h, "weights": [[round(x, 3) for x in row] for row in w.tolist()]} for h, w in layers
+            ]
+        return found
+
+    def _samples(self) -> dict[str, Any]:
+        from cosformer.models import byte_tokenizer
+
+        tokenizer = byte_tokenizer()
+        ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+        found: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.7}
+        for name in MECHANISMS:
+            torch.manual_seed(self.settings.seed)
+            made = self._from(name).generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=self.settings.sample_tokens,
+                do_sample=True,
+                temperature=0.7,
+            )
+            found[name] = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        return found
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

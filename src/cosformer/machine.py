@@ -1,0 +1,77 @@
+"""On what and with what a figure was measured: without it, it is not a figure."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# The checkout this file lies in; an installed package lies in none.
+CHECKOUT = Path(__file__).resolve().parents[2]
+# Beside Python, torch and this library: what a figure may depend on, where it was used.
+_OTHERS = {
+    "transformers": "transformers", "accelerate": "accelerate", "triton": "triton",
+    "fast_transformers": "fast-transformers",
+}  # fmt: skip
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "cpu": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_bytes": memory(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["gpu_memory_bytes"] = torch.cuda.get_device_properties(device).total_memory
+    return found
+
+
+def memory() -> int:
+    """Bytes of main memory, 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def versions() -> dict[str, str]:
+    """Of Python, torch, this library, and of the others that are in use."""
+    import cosformer
+
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cosformer": cosformer.__version__,
+    }
+    for module, name in _OTHERS.items():
+        if module in sys.modules:
+            found[name] = getattr(sys.modules[module], "__version__", "unknown")
+    return found
+
+
+def commit() -> dict[str, Any]:
+    """The commit the figures belong to; `dirty` where files differ from it."""
+    # An installed copy may lie inside somebody else's repository, whose commit says nothing about it.
+    head = _git("rev-parse", "HEAD") if (CHECKOUT / "src" / "cosformer").is_dir() else None
+    return {"id": head, "dirty": bool(_git("status", "--porcelain")) if head else None}
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _field(path: str, name: str) -> str | None:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)

@@ -1,0 +1,1 @@
+"""Records in; tables, plots and pages out. Nothing here measures anything."""

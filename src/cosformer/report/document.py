@@ -1,0 +1,124 @@
+"""What a report says, apart from how it looks: sections of blocks, from which HTML and Markdown are made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Point = tuple[float, float]
+
+
+def slug(words: str) -> str:
+    """Words as the name of a file or of a place on a page: letters, figures and hyphens."""
+    return "-".join("".join(c if c.isalnum() else " " for c in words.lower()).split())
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `backquotes` mark code, [words](address) a link."""
+
+    words: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column names the rows; the others are figures, and stand to the right."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A name and its points; `colour` numbers the palette, so that a mechanism has the same everywhere."""
+
+    name: str
+    points: Sequence[Point]
+    colour: int
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines against x. `x_unit` and `y_unit` say how figures are written: see scales.py. The caption is the
+    sentence that says what to see."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: Sequence[Line]
+    caption: str
+    x_unit: str = "number"
+    y_unit: str = "number"
+    log_x: bool = False
+    log_y: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", slug(self.name))
+
+
+@dataclass(frozen=True)
+class Map:
+    """Weights [row][column] between 0 and 1."""
+
+    name: str
+    weights: Sequence[Sequence[float]]
+    colour: int
+
+
+@dataclass(frozen=True)
+class Maps:
+    title: str
+    maps: Sequence[Map]
+    caption: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A text that a model went on with from a prompt."""
+
+    name: str
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    samples: Sequence[Sample]
+    caption: str
+
+
+Block = Text | Table | Plot | Maps | Samples
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Block]
+    anchor: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "anchor", slug(self.anchor or self.title))
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    lead: str
+    sections: Sequence[Section]
+    footer: str = ""
+    plots: list[Plot] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        blocks = [block for section in self.sections for block in section.blocks]
+        self.plots.extend(block for block in blocks if isinstance(block, Plot))
+
+
+# A mechanism keeps its colour from page to page; the palette has eight.
+_OWN = {"cosformer": 0, "softmax": 1, "relu": 2, "linear": 3}
+
+
+def colour_of(mechanism: str, others: Sequence[str] = ()) -> int:
+    if mechanism in _OWN:
+        return _OWN[mechanism]
+    rest = [name for name in others if name not in _OWN]
+    return len(_OWN) + (rest.index(mechanism) if mechanism in rest else 0) % (8 - len(_OWN))

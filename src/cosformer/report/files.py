@@ -1,0 +1,22 @@
+"""Files that are whole or not there: whatever happens meanwhile, the one before stays until the new one is
+complete."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def replace(path: Path, text: str) -> None:
+    """Writes beside the file, to the disk, and only then takes its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

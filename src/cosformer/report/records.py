@@ -1,0 +1,54 @@
+"""Records from the disk: finished runs (results/*.jsonl) and benchmarks (benchmarks/reports/*.json)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class RecordError(ValueError):
+    """A file that is not what it should be; the sentence names the file, and the line where there is one."""
+
+
+def runs(folder: Path) -> list[Record]:
+    """Every finished run, in the order of the files' names and lines."""
+    found = []
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(_text(path).splitlines(), 1):
+            if not line.strip():
+                continue
+            record = _parsed(line, f"{path}, line {number},")
+            missing = [key for key in ("task", "mechanism", "metric") if key not in record]
+            if missing or not isinstance(record["metric"], dict) or "test" not in record["metric"]:
+                lacks = f"lacks {', '.join(missing)}" if missing else "has no score on the test split"
+                raise RecordError(f"{path}, line {number}, is no record of a run: it {lacks}.")
+            found.append(record)
+    return found
+
+
+def benchmarks(folder: Path) -> list[Record]:
+    """Every benchmark's record, with the name of its file as `stem`."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        record = _parsed(_text(path), str(path))
+        if str(record.get("format", "")).startswith("cosformer "):
+            found.append(record | {"stem": path.stem})
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} cannot be read: {error}.") from None
+
+
+def _parsed(text: str, where: str) -> Record:
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise RecordError(f"{where} is not JSON ({error}): it was cut short or edited.") from None
+    if not isinstance(record, dict):
+        raise RecordError(f"{where} holds no record.")
+    return record

@@ -1,0 +1,43 @@
+"""The registry of tasks: names, settings, and how one is built."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from cosformer.registry import Registry
+from cosformer.tasks.base import Task
+
+T = TypeVar("T", bound=type[Task])
+
+_TASKS: Registry[Task] = Registry("task")
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Decorator for a subclass of `Task`, a frozen dataclass of its settings."""
+
+    def add(cls: T) -> T:
+        _TASKS.register(name)(cls)
+        cls.name = name
+        return cls
+
+    return add
+
+
+def names() -> list[str]:
+    """All tasks."""
+    return list(_TASKS.names())
+
+
+def parameters(name: str) -> dict[str, inspect.Parameter]:
+    """The settings of a task, with their types and defaults."""
+    return _TASKS.parameters(name)
+
+
+def get(name: str) -> type[Task]:
+    """The class of a task: its docstring says where the data comes from."""
+    return _TASKS.get(name)
+
+
+def build(name: str, **settings: Any) -> Task:
+    """A task with these settings."""
+    return _TASKS.build(name, settings, {})

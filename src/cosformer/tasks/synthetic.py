@@ -1,0 +1,36 @@
+"""What tasks that are drawn share: a table of tokens in memory, generators, sizes of splits."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cosformer.ops.checks import positive_int
+from cosformer.tasks.base import SPLITS, Row, Rows, Split, checked_split, row_number
+
+
+class TableRows(Rows):
+    """Rows of one table of tokens int [N, T], and which of them are asked for, bool [N, T]."""
+
+    def __init__(self, tokens: Tensor, asked: Tensor):
+        self.tokens, self.asked = tokens, asked
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> Row:
+        index = row_number(index, len(self))
+        ids = self.tokens[index].to(torch.int64)
+        return {"input_ids": ids, "labels": ids.masked_fill(~self.asked[index], -100)}
+
+
+def generator(seed: int, split: Split) -> np.random.Generator:
+    """Of its own for each split."""
+    return np.random.default_rng([seed, SPLITS.index(split)])
+
+
+def sizes(task: Any, split: Split) -> int:
+    """`train_rows`, `valid_rows` or `test_rows` of a task."""
+    name = f"{checked_split(split)}_rows"
+    return positive_int(name, getattr(task, name))

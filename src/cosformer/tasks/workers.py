@@ -1,0 +1,57 @@
+"""Work on all cores, with a result that does not know how many there were.
+
+The work is cut into numbered jobs, each of which draws from a generator of its own; results come in the order
+of the jobs.
+"""
+
+import collections
+import itertools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import TypeVar
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+VARIABLE = "COSFORMER_WORKERS"
+
+
+def cores() -> int:
+    """`COSFORMER_WORKERS`, else the cores this process may use."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        if not given.isdigit() or int(given) < 1:
+            raise ValueError(f"{VARIABLE} must be a positive number of processes, but it is {given!r}.")
+        return int(given)
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def ordered(function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
+    """function(job) for each job, in order; jobs may go on for ever, as long as the caller stops.
+
+    The function must be one of a module's, and jobs and results are sent from process to process.
+    """
+    workers = cores()
+    # A loader's worker may have no children.
+    if workers == 1 or multiprocessing.current_process().daemon:
+        yield from map(function, jobs)
+        return
+    # A copy of this process is there at once; a new one would first import PyTorch.
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    waiting: collections.deque[Future[R]] = collections.deque()
+    todo = iter(jobs)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
+        try:
+            # A few jobs ahead: nobody waits, and little is done in vain when the caller stops.
+            waiting.extend(pool.submit(function, job) for job in itertools.islice(todo, workers + 2))
+            while waiting:
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(function, job) for job in itertools.islice(todo, 1))
+                yield result
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,125 @@
+"""Checkpoints that are whole or not there.
+
+A checkpoint is a folder `checkpoint-<step>`. It is written under another name, every file is flushed to the
+disk, a manifest of sizes and checksums is written last, and only then does the folder get its name. So
+whatever bears the name was complete once; the manifest tells whether it still is.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from cosformer.training.files import flush, read_json
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+_ASIDE = ".partial-"
+_logger = logging.getLogger(__name__)
+
+
+def name(step: int) -> str:
+    return f"checkpoint-{step}"
+
+
+def steps(folder: Path) -> list[int]:
+    """Of all checkpoints in a folder, whole or not, in ascending order."""
+    found = (_NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*"))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def aside(folder: Path, step: int) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return folder / f"{_ASIDE}{name(step)}"
+
+
+def begin(path: Path) -> None:
+    """Makes that place an empty folder."""
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
+
+
+def finish(path: Path) -> Path:
+    """Makes what was written aside a checkpoint; where it lies now."""
+    entries = {}
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            flush(file)
+            entries[file.relative_to(path).as_posix()] = {
+                "bytes": file.stat().st_size,
+                "sha256": _digest(file),
+            }
+    for inner in sorted(path.rglob("*")):
+        if inner.is_dir():
+            flush(inner)
+    manifest = path / MANIFEST
+    manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
+    flush(manifest)
+    flush(path)
+    final = path.with_name(path.name.removeprefix(_ASIDE))
+    if final.exists():  # damaged, or of a run begun anew: a folder cannot be renamed onto another
+        discard(final)
+    path.rename(final)
+    flush(path.parent)
+    return final
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        entries = read_json(path / MANIFEST)["files"]
+        for file, entry in entries.items():
+            size = (path / file).stat().st_size
+            if size != entry["bytes"]:
+                return f"{file} has {size} bytes instead of {entry['bytes']}"
+            if _digest(path / file) != entry["sha256"]:
+                return f"the checksum of {file} is wrong"
+    except OSError as error:
+        return f"{Path(error.filename or MANIFEST).name} cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is no manifest"
+    return None
+
+
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are passed by with a warning."""
+    for step in reversed(steps(folder)):
+        path = folder / name(step)
+        wrong = damage(path)
+        if wrong is None:
+            return path
+        _logger.warning("%s is damaged (%s) and is left out; the one before it is tried.", path, wrong)
+    return None
+
+
+def discard(path: Path) -> None:
+    """Removes a checkpoint; one that a crash leaves half removed no longer bears the name."""
+    gone = path.with_name(f"{_ASIDE}{path.name}-{os.getpid()}")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what crashes have left beside the checkpoints."""
+    for path in folder.glob(f"{_ASIDE}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int, best_of: Callable[[Path], int | None]) -> None:
+    """Leaves the newest `keep` checkpoints and the best one that each of them knows of: whichever of them
+    a run is resumed from, the best one it remembers is there."""
+    kept = set(steps(folder)[-keep:])
+    needed: Collection[int | None] = {best_of(folder / name(step)) for step in kept}
+    for step in steps(folder):
+        if step not in kept and step not in needed:
+            discard(folder / name(step))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

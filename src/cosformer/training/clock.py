@@ -1,0 +1,83 @@
+"""Throughput and peak memory of a run, without what is not training."""
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from cosformer.training.status import Status
+
+
+class Clock:
+    """Runs while a session trains: not in its first steps, in evaluations or while a checkpoint is written.
+
+    Attributes:
+        tokens: those trained on while it ran.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.tokens = 0
+        self._spent = 0.0
+        self._noted = (0, 0.0)
+        self._since: float | None = None
+        self._began = self._session = time.monotonic()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def started_after(self, steps: int, planned: int) -> bool:
+        """Whether so many steps of this session are just enough to have warmed up."""
+        return steps == min(10, max(1, planned // 10))
+
+    def start(self) -> None:
+        """From here on; whatever was counted before is forgotten."""
+        self.tokens, self._spent = 0, 0.0
+        self._since = self._now()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        running = self._since is not None
+        if running:
+            self._spent = self.seconds()
+            self._since = None
+        yield
+        if running:
+            self._since = self._now()
+
+    def seconds(self) -> float:
+        return self._spent + (0.0 if self._since is None else self._now() - self._since)
+
+    def tokens_per_s(self) -> float | None:
+        """None before it has run."""
+        seconds = self.seconds()
+        return self.tokens / seconds if seconds > 0 and self.tokens else None
+
+    def seconds_left(self, done: int, left: int) -> float:
+        """Of a session that has made some steps, evaluations and checkpoints included."""
+        return (time.monotonic() - self._session) / done * left
+
+    def note(self, status: Status) -> None:
+        """Adds what has passed since the last note to a run's figures. To be called while paused."""
+        now = time.monotonic()
+        status.wall_s += now - self._began
+        self._began = now
+        if self._spent:  # it has run
+            tokens, spent = self._noted
+            status.timed_tokens += self.tokens - tokens
+            status.timed_s += self._spent - spent
+            self._noted = self.tokens, self._spent
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: of the GPU's memory what tensors have taken at most; on a CPU what the process has."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

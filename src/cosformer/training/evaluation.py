@@ -1,0 +1,73 @@
+"""Scoring a split: every sample once, whatever the batch size and the number of processes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.tasks import Task
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """Around every forward pass of a run."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def score(
+    model: Any, task: Task, source: Any, *, batch: int, precision: str, device: torch.device,
+    accelerator: Any = None,
+) -> dict[str, float]:  # fmt: skip
+    """The metric over all samples of a source.
+
+    Each process takes one stretch of the samples; their statistics come together again in the order of the
+    split, so the score is that of one process.
+    """
+    processes, process = (
+        (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
+    )
+    stretch = -(-len(source) // processes)
+    own = range(min(process * stretch, len(source)), min((process + 1) * stretch, len(source)))
+    rows = _rows(model, task, source.evaluation(own, batch), precision, device)
+    if processes > 1:
+        rows = _gathered(rows, stretch, accelerator)[: len(source)]
+    if len(rows) != len(source):
+        raise RuntimeError(f"{len(rows)} of {len(source)} samples were scored: the task's metric lost some.")
+    return task.metric.score(rows.cpu())
+
+
+def _rows(
+    model: Any, task: Task, batches: Iterator[dict[str, Tensor]], precision: str, device: torch.device
+) -> Tensor:
+    extra = {"use_cache": False} if task.head == "causal_lm" else {}  # a state that nobody would read
+    # A decoder reads its target, behind the start token; the others would only compute a loss.
+    hidden = () if task.head == "conditional_generation" else ("labels",)
+    found = []
+    with _undisturbed(model, device), torch.no_grad(), autocast(precision, device):
+        for batch in batches:
+            inputs = {name: x for name, x in batch.items() if name not in hidden}
+            found.append(task.metric.rows(model(**inputs, **extra).logits.float(), batch))
+    return torch.cat(found) if found else torch.empty(0, 0, dtype=torch.float64, device=device)
+
+
+def _gathered(rows: Tensor, stretch: int, accelerator: Any) -> Tensor:
+    """Rows of all processes [processes · stretch, k]; only the last ones may be filled up with zeros."""
+    width = torch.tensor([rows.shape[1]], device=accelerator.device)
+    wide = int(accelerator.gather(width).max())
+    full = torch.zeros(stretch, wide, dtype=torch.float64, device=accelerator.device)
+    full[: len(rows), : rows.shape[1]] = rows
+    return accelerator.gather(full)
+
+
+@contextmanager
+def _undisturbed(model: Any, device: torch.device) -> Iterator[None]:
+    """The model in evaluation mode; afterwards the mode and the random numbers are as they were, so that
+    how often a run is evaluated does not change what it learns."""
+    training = model.training
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(training)

@@ -1,0 +1,79 @@
+"""Writing so that a crash leaves the old file or the new one, and never half of one."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or the list of names of a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file whole: written aside, flushed, renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    flush(aside)
+    aside.replace(path)
+    flush(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line. A last line that a crash has cut off is left out."""
+    if not path.is_file():
+        return []
+    whole, found = path.read_bytes().split(b"\n")[:-1], []
+    for number, line in enumerate(whole, 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not a JSON object ({error}).") from error
+    return found
+
+
+def append_once(path: Path, record: dict[str, Any], key: str) -> bool:
+    """Adds a line for a record, unless one with the same value under `key` is there; whether it did.
+
+    Several processes may do so at once. What a crash left of a line is taken away first.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path) as descriptor:
+        content = path.read_bytes()
+        os.ftruncate(descriptor, content.rfind(b"\n") + 1)
+        if json.dumps({key: record[key]})[1:-1].encode() in content:
+            return False
+        os.lseek(descriptor, 0, os.SEEK_END)
+        data = (json.dumps(record) + "\n").encode()
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    flush(path.parent)
+    return True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)  # which unlocks it

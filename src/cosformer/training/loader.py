@@ -1,0 +1,85 @@
+"""Batches collated on the CPU, by worker processes where asked for; the same ones however many there are."""
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from cosformer.training.order import Order
+
+Batch = dict[str, Tensor]
+Key = tuple[int, int]
+
+
+class Keyed(Dataset[Batch]):
+    """A split under keys (epoch, index).
+
+    Samples that change from epoch to epoch (`set_epoch`) do so here, where they are fetched: a worker has its
+    own copy of the data set, which the main process cannot reach.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+        self.epoch: int | None = None
+
+    def __getitem__(self, key: Key) -> Batch:
+        epoch, index = key
+        if epoch != self.epoch:
+            if hasattr(self.dataset, "set_epoch"):
+                self.dataset.set_epoch(epoch)
+            self.epoch = epoch
+        return self.dataset[index]
+
+
+class Collated:
+    """Batches of a split through a `DataLoader`."""
+
+    def __init__(self, task: Any, dataset: Any, *, workers: int, device: torch.device):
+        self.task, self.dataset, self.workers, self.device = task, dataset, workers, device
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def training(self, order: Order, first: int, last: int) -> Iterator[Batch]:
+        """Parts `first` to `last` - 1 of the order."""
+        return self._batches(order.keys, range(first, last))
+
+    def evaluation(self, indices: range, batch: int) -> Iterator[Batch]:
+        """The samples of a range in their order, the last batch as short as it may be."""
+
+        def keys(start: int) -> list[Key]:
+            return [(0, i) for i in range(start, min(start + batch, indices.stop))]
+
+        return self._batches(keys, range(indices.start, indices.stop, batch))
+
+    def _batches(self, choose: Callable[[int], list[Key]], numbers: range) -> Iterator[Batch]:
+        loader = DataLoader(
+            Keyed(self.dataset),
+            batch_sampler=_Chosen(choose, numbers),
+            collate_fn=self.task.collate,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            # The workers' seeds would otherwise be drawn from the generator that dropout draws from.
+            generator=torch.Generator().manual_seed(0),
+            worker_init_fn=_deaf,
+        )
+        for batch in loader:
+            yield {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
+
+
+def _deaf(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal; what happens then is the main process's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class _Chosen:
+    """Keys of each batch, in turn."""
+
+    def __init__(self, choose: Callable[[int], list[Key]], numbers: range):
+        self.choose, self.numbers = choose, numbers
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return (self.choose(number) for number in self.numbers)

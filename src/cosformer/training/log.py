@@ -1,0 +1,61 @@
+"""The log of a run: one JSON object a line, always; TensorBoard beside it where it is installed."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from cosformer.training.files import flush, lines, write_text
+
+
+class Log:
+    """`log.jsonl` of a run's folder.
+
+    Lines about a step hold what follows from the run alone, and a resumed run writes the very same ones; what
+    depends on the clock stands in lines of their own (`event` "speed", "resumed").
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True):
+        self.path = folder / "log.jsonl"
+        self._file: Any = None
+        self._board: Any = None
+        if tensorboard and importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=self.last() + 1)
+
+    def last(self) -> int:
+        """The last step there is a line about."""
+        return max((line["step"] for line in lines(self.path)), default=0)
+
+    def rewind(self, step: int) -> None:
+        """Forgets what was written after a step, and what a crash left of a line."""
+        kept = [line for line in lines(self.path) if line["step"] <= step]
+        self.close()
+        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def write(self, step: int, **values: Any) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            kind = values.get("event", "train")
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def flush(self) -> None:
+        """Waits until all lines are on the disk."""
+        if self._file is not None:
+            flush(self.path)
+        if self._board is not None:
+            self._board.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._board is not None:
+            self._board.flush()

@@ -1,0 +1,190 @@
+"""Turning a run into a record: the one way anything here is trained, resumed and evaluated."""
+
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model
+
+from cosformer import machine, tasks
+from cosformer.tasks import Task
+from cosformer.training import checkpoint, evaluation, files, model, record
+from cosformer.training.clock import peak_memory
+from cosformer.training.interrupt import Interrupt
+from cosformer.training.loader import Collated
+from cosformer.training.log import Log
+from cosformer.training.order import Order
+from cosformer.training.progress import Progress, chosen
+from cosformer.training.resident import Resident, fits
+from cosformer.training.run import Run
+from cosformer.training.status import Status
+from cosformer.training.trainer import RunTrainer, arguments
+
+_RUN, _RECORD = "run.json", "record.json"
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop, and left a checkpoint to go on from."""
+
+
+def train(
+    run: Run, folder: str | Path, *, resume: bool = True, progress: bool | Progress = True,
+    results: str | Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Trains a run to its end and tests it once, at the step that was best on the validation split.
+
+    Args:
+        run: what to train.
+        folder: where checkpoints, `log.jsonl` and `record.json` go; one run a folder.
+        resume: go on from the newest whole checkpoint of the folder; False removes what is there and starts
+            again.
+        progress: True shows a bar with the time left; a function is called with a dict instead.
+        results: the file the record is appended to; None: `results/<task>.jsonl`.
+
+    Returns:
+        The record. A run that is finished already is not trained again.
+
+    Works unchanged under `torchrun` and `accelerate launch`: the batch is divided among the processes.
+    """
+    folder, commit = Path(folder), machine.commit()  # files may change while it trains
+    results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
+    device = device_of(run)
+    settings = arguments(run, folder, device)
+    with settings.main_process_first(desc="preparing the folder"):
+        if settings.process_index == 0:
+            _prepare(run, folder, resume)
+    identity = files.read_json(folder / _RUN)["id"]
+    if (folder / _RECORD).is_file():
+        finished: dict[str, Any] = files.read_json(folder / _RECORD)
+        if settings.process_index == 0:
+            record.append(finished, results)
+        return finished
+
+    start = checkpoint.newest(folder)
+    status = Status() if start is None else Status.read(start)
+    main = settings.process_index == 0
+    task = tasks.build(run.task, **run.task_settings)
+    sources = {split: source(run, task, split, settings.device) for split in ("train", "valid")}
+    order = Order(
+        len(sources["train"]), run.batch, run.accumulation, run.seed, settings.world_size,
+        settings.process_index,
+    )  # fmt: skip
+    net = model.build(run, task)
+    log = Log(folder) if main else None
+    if log is not None:
+        log.rewind(status.step)
+        if start is not None:
+            log.write(status.step, event="resumed")
+    with Interrupt() as interrupt:
+        trainer = RunTrainer(
+            run, task, net, folder, settings, order=order, sources=sources, log=log, interrupt=interrupt,
+            status=status, progress=chosen(progress if main else False, f"{run.task} · {run.attention}"),
+        )  # fmt: skip
+        # Each process has its own dropout.
+        torch.manual_seed(run.seed * 1_000_003 + settings.process_index)
+        trainer.progress({"step": status.step, "steps": run.steps})
+        if not _ended(run, status):
+            trainer.train(resume_from_checkpoint=None if start is None else str(start))
+        if trainer.interrupted:
+            raise Interrupted(
+                f"stopped at step {status.step} of {run.steps}: train in the same folder to go on from there"
+            )
+        trainer.load_best()
+        trainer.sources["test"] = source(run, task, "test", trainer.device)
+        test = trainer.score("test")
+    trainer.clock.note(status)
+    status.peak_memory_bytes = max(status.peak_memory_bytes, peak_memory(trainer.device))
+    made = record.new(
+        run, task, status, test, identity=identity, parameters=net.num_parameters(),
+        device=trainer.device, processes=settings.world_size, commit=commit,
+    )  # fmt: skip
+    if log is not None:
+        log.write(status.step, event="test", **test)
+        log.flush()
+        log.close()
+        files.write_json(folder / _RECORD, made)
+        record.append(made, results)
+    trainer.progress({"step": status.step, "steps": run.steps, "done": True, **test})
+    trainer.accelerator.wait_for_everyone()
+    return made
+
+
+def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) -> dict[str, float]:
+    """Scores a split with the best weights of a run's folder; the batch size does not change the score."""
+    folder = Path(folder)
+    run = Run.from_dict(files.read_json(_file(folder, _RUN))["run"])
+    task = tasks.build(run.task, **run.task_settings)
+    device = torch.device(device_of(run))
+    net = model.HEADS[task.head](model.configuration(run, task))
+    load_model(net, best(folder) / "model.safetensors")
+    return evaluation.score(
+        net.to(device).eval(), task, source(run, task, split, device), batch=batch or run.eval_batch,
+        precision=run.precision, device=device,
+    )  # fmt: skip
+
+
+def best(folder: str | Path) -> Path:
+    """The best checkpoint of a run's folder: a folder that `from_pretrained` takes."""
+    folder = Path(folder)
+    newest = checkpoint.newest(folder)
+    if newest is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint yet; train(run, folder) makes them.")
+    step = Status.read(newest).best_step
+    if step is not None and checkpoint.damage(folder / checkpoint.name(step)) is None:
+        return folder / checkpoint.name(step)
+    return newest
+
+
+def _prepare(run: Run, folder: Path, resume: bool) -> None:
+    """Makes sure that the folder holds this run and nothing else of ours."""
+    path = folder / _RUN
+    if not resume and path.is_file():
+        for step in checkpoint.steps(folder):
+            checkpoint.discard(folder / checkpoint.name(step))
+        for name in (_RECORD, "log.jsonl", _RUN):
+            (folder / name).unlink(missing_ok=True)
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    checkpoint.sweep(folder)
+    if not path.is_file():
+        if checkpoint.steps(folder):
+            raise FileExistsError(
+                f"{folder} holds checkpoints but no {_RUN}: they are not of such a run. Give another folder."
+            )
+        files.write_json(path, {"id": uuid.uuid4().hex, "run": run.to_dict()})
+        return
+    changed = Run.from_dict(files.read_json(path)["run"]).differences(run)
+    if changed:
+        raise ValueError(
+            f"{folder} holds another run: {', '.join(changed)} differ. Give another folder, or resume=False "
+            "to start again in this one."
+        )
+    start = checkpoint.newest(folder)
+    for step in checkpoint.steps(folder):
+        if start is not None and step > int(start.name.rpartition("-")[2]):
+            checkpoint.discard(folder / checkpoint.name(step))  # damaged; the run will come by there again
+
+
+def _ended(run: Run, status: Status) -> bool:
+    return status.step >= run.steps or (run.patience is not None and status.waited >= run.patience)
+
+
+def device_of(run: Run) -> str:
+    if run.device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError('device "cuda" was asked for, but PyTorch sees no GPU here: give "cpu" or "auto".')
+    return "cuda" if run.device == "auto" and torch.cuda.is_available() else run.device.replace("auto", "cpu")
+
+
+def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
+    """The samples of a split, kept on the device where the run allows it."""
+    dataset = task.dataset(split)
+    if run.data == "device" or (run.data == "auto" and not run.workers and fits(task, dataset)):
+        return Resident(task, dataset, device=device, whole=run.compile and split == "train")
+    return Collated(task, dataset, workers=run.workers if split == "train" else 0, device=device)
+
+
+def _file(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise FileNotFoundError(f"{folder} is not the folder of a run: there is no {name} in it.")
+    return folder / name

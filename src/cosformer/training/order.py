@@ -1,0 +1,77 @@
+"""Which samples each update sees: a pure function of the seed and the step.
+
+The samples of all epochs stand in one long line, each epoch a permutation of its own; update u takes the
+positions u·B to (u + 1)·B of it, B the batch. So every sample is seen equally often, no batch is ever short,
+the line can be entered anywhere without walking to it, and its division among processes and parts of an
+accumulation changes nothing about what an update sees.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Order:
+    """The samples of a process.
+
+    Args:
+        samples: of the training split.
+        batch: samples of an update, over all processes and parts.
+        accumulation: parts of an update.
+        seed: of the permutations.
+        processes, process: how many share an update, and which of them this is.
+    """
+
+    samples: int
+    batch: int
+    accumulation: int = 1
+    seed: int = 0
+    processes: int = 1
+    process: int = 0
+    _drawn: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError("the training split must hold at least one sample, but it is empty.")
+        if self.batch % (self.accumulation * self.processes):
+            raise ValueError(
+                f"batch must be a multiple of accumulation times processes, {self.accumulation} × "
+                f"{self.processes}, but got {self.batch}."
+            )
+
+    @property
+    def part(self) -> int:
+        """Samples of this process in one part of an update."""
+        return self.batch // (self.accumulation * self.processes)
+
+    def pieces(self, number: int) -> list[tuple[int, Tensor]]:
+        """Epoch and indices of the samples of a part, in their order; more than one where epochs meet.
+
+        Parts are numbered through all updates, from 0."""
+        position = (number * self.processes + self.process) * self.part
+        left, found = self.part, []
+        while left:
+            epoch, place = divmod(position, self.samples)
+            taken = self.permutation(epoch)[place : place + left]
+            found.append((epoch, taken))
+            position, left = position + len(taken), left - len(taken)
+        return found
+
+    def keys(self, number: int) -> list[tuple[int, int]]:
+        """The same as (epoch, index) of each sample."""
+        return [(epoch, index) for epoch, piece in self.pieces(number) for index in piece.tolist()]
+
+    def permutation(self, epoch: int) -> Tensor:
+        """The samples of an epoch in their order, int64 [samples]."""
+        if epoch not in self._drawn:
+            while len(self._drawn) > 1:  # a batch may lie across two epochs
+                del self._drawn[min(self._drawn)]
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._drawn[epoch] = torch.randperm(self.samples, generator=generator)
+        return self._drawn[epoch]
+
+    def epoch(self, updates: int) -> float:
+        """Epochs seen after so many updates."""
+        return updates * self.batch / self.samples

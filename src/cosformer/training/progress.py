@@ -1,0 +1,43 @@
+"""How far a run is and how long it will still take."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tqdm import tqdm
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Bar:
+    """A progress bar over the steps; where nobody watches a terminal, a line every half minute."""
+
+    def __init__(self, title: str):
+        self.title = title
+        self._bar: Any = None
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """`event`: step, steps; seconds_left, loss, learning_rate, tokens_per_s and the metric as far as they
+        are known; `done` at the end."""
+        if self._bar is None:
+            quiet = not sys.stderr.isatty()
+            self._bar = tqdm(
+                desc=self.title, total=event["steps"], initial=event["step"], unit="step",
+                mininterval=30 if quiet else 0.2, dynamic_ncols=not quiet, file=sys.stderr,
+            )  # fmt: skip
+        self._bar.update(event["step"] - self._bar.n)
+        shown = {k: v for k, v in event.items() if k not in ("step", "steps", "done", "seconds_left")}
+        self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
+        if event.get("done"):
+            self._bar.close()
+
+
+def chosen(progress: bool | Progress, title: str) -> Progress:
+    """A function of our own, the bar, or silence."""
+    if callable(progress):
+        return progress
+    return Bar(title) if progress else _silence
+
+
+def _silence(event: dict[str, Any]) -> None:
+    return None

@@ -1,0 +1,139 @@
+"""Recipes: complete runs as functions, one table of settings per task.
+
+A recipe is a Python file with a function `build(scale, attention, **overrides)` that returns a `Run`. Those
+of this project lie in `recipes/` of a checkout; a file of your own is given by its path.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cosformer.machine import CHECKOUT
+from cosformer.training.run import Run, refuse_unknown
+
+SCALES = ("tiny", "small", "paper")
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The settings of a task: what all scales share, what each adds, and what a mechanism needs of its own.
+
+    Settings are fields of `Run`; `task_settings` and `model` are merged field by field, later ones winning:
+    shared, then the scale, then the mechanism (at all scales, then at this one), then the caller's.
+
+    Args:
+        task: a name from `cosformer.tasks.names()`.
+        shared, tiny, small, paper: settings.
+        attention: settings by mechanism.
+        attention_at: settings by (mechanism, scale).
+    """
+
+    task: str
+    shared: Settings
+    tiny: Settings
+    small: Settings
+    paper: Settings
+    attention: Mapping[str, Settings] = field(default_factory=dict)
+    attention_at: Mapping[tuple[str, str], Settings] = field(default_factory=dict)
+
+    def build(self, scale: str = "small", attention: str = "cosformer", **overrides: Any) -> Run:
+        """A complete run."""
+        if scale not in SCALES:
+            raise ValueError(f"scale must be one of {', '.join(SCALES)}, but got {scale!r}.")
+        refuse_unknown(overrides)
+        layers = (
+            self.shared,
+            getattr(self, scale),
+            self.attention.get(attention, {}),
+            self.attention_at.get((attention, scale), {}),
+            overrides,
+        )
+        made: dict[str, Any] = {
+            "task": self.task,
+            "attention": attention,
+            "recipe": self.task,
+            "scale": scale,
+        }
+        for layer in layers:
+            for name, value in layer.items():
+                merged = name in ("task_settings", "model")
+                made[name] = {**made.get(name, {}), **value} if merged else value
+        return Run.from_dict(made)
+
+    def variant(self, task: str, **changes: Settings) -> "Table":
+        """The table of a sister task: other settings are laid over those of each part. `task_settings` are
+        replaced where they are given, for they belong to a task; `model` is merged."""
+        parts = {part: _laid(getattr(self, part), changes.get(part, {})) for part in ("shared", *SCALES)}
+        return Table(task, **parts, attention=self.attention, attention_at=self.attention_at)
+
+
+def names() -> list[str]:
+    """Of the recipes of this checkout."""
+    return sorted(path.stem for path in _folder().glob("*.py") if not path.stem.startswith("_"))
+
+
+def load(name_or_path: str | Path) -> ModuleType:
+    """The module of a recipe, by name or by path."""
+    path = Path(name_or_path)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no recipe {path}: give the path of a Python file, or a name.")
+        return _checked(_from_file(path), str(path))
+    known = names()
+    if str(name_or_path) not in known:
+        near = difflib.get_close_matches(str(name_or_path), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+        raise ValueError(f"there is no recipe {str(name_or_path)!r}; {hint}")
+    root = str(_folder().parent)
+    if root not in sys.path:
+        sys.path.append(root)
+    return _checked(importlib.import_module(f"recipes.{name_or_path}"), str(name_or_path))
+
+
+def build(
+    name_or_path: str | Path, *, scale: str = "small", attention: str = "cosformer", **overrides: Any
+) -> Run:
+    """The run of a recipe."""
+    made = load(name_or_path).build(scale=scale, attention=attention, **overrides)
+    if not isinstance(made, Run):
+        raise TypeError(
+            f"build of recipe {str(name_or_path)!r} must return a Run, but got {type(made).__name__}."
+        )
+    return made
+
+
+def _laid(below: Settings, above: Settings) -> dict[str, Any]:
+    model = {**below.get("model", {}), **above.get("model", {})}
+    return {**below, **above, **({"model": model} if model else {})}
+
+
+def _folder() -> Path:
+    for root in (CHECKOUT, Path.cwd()):
+        if (root / "recipes" / "__init__.py").is_file():
+            return root / "recipes"
+    raise FileNotFoundError(
+        "recipes are not part of the installed package: work in a checkout of the project, or give the path "
+        "of a recipe file."
+    )
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(module: ModuleType, name: str) -> ModuleType:
+    if not callable(getattr(module, "build", None)):
+        raise ValueError(f"recipe {name} has no function build(scale, attention, **overrides).")
+    return module

@@ -1,0 +1,118 @@
+"""A whole split as tensors on the device: a batch is then one gather, and a tiny model never waits for it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.tasks import Rows
+from cosformer.training.loader import Batch, Keyed
+from cosformer.training.order import Order
+
+# More than this stays with the loader, in bytes of the integers as they are kept.
+LIMIT = 2 * 2**30
+_BLOCK = 1024  # samples collated at a time
+
+
+class Resident:
+    """A split, collated once, padded to its longest sample and kept in the smallest integers that hold it.
+
+    A batch is cut to its own longest sample (rounded up as `tasks.base.padded` does), unless `whole`: a
+    compiled model then sees one shape alone.
+    """
+
+    def __init__(self, task: Any, dataset: Any, *, device: torch.device, whole: bool):
+        self.device, self.whole, self.samples = device, whole, len(dataset)
+        blocks: dict[str, list[Tensor]] = {}
+        lengths: dict[str, list[Tensor]] = {}
+        keyed = Keyed(dataset)
+        for at in range(0, self.samples, _BLOCK):
+            rows = [keyed[0, i] for i in range(at, min(at + _BLOCK, self.samples))]
+            for name, x in task.collate(rows).items():
+                if len(x) != len(rows):
+                    raise ValueError(
+                        f"{name} of task {task.name!r} has {len(x)} rows for {len(rows)} samples, which "
+                        'cannot be kept on the device: give data="loader".'
+                    )
+                blocks.setdefault(name, []).append(_small(x))
+                if name.endswith("attention_mask"):
+                    lengths.setdefault(name.removesuffix("attention_mask"), []).append(_lengths(x))
+        filler = {
+            "input_ids": task.pad_token_id or 0,
+            "pair_input_ids": task.pad_token_id or 0,
+            "labels": -100,
+        }
+        self.dtypes = {name: x.dtype for name, x in task.collate([keyed[0, 0]]).items()}
+        self.columns = {
+            name: _joined(parts, filler.get(name, 0)).to(device) for name, parts in blocks.items()
+        }
+        # On the CPU: the length of a batch is then known without waiting for the device.
+        self.lengths = {prefix: torch.cat(parts) for prefix, parts in lengths.items()}
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def training(self, order: Order, first: int, last: int) -> Iterator[Batch]:
+        """Parts `first` to `last` - 1 of the order."""
+        for number in range(first, last):
+            yield self._batch(torch.cat([piece for _, piece in order.pieces(number)]))
+
+    def evaluation(self, indices: range, batch: int) -> Iterator[Batch]:
+        """The samples of a range in their order, the last batch as short as it may be."""
+        for at in range(indices.start, indices.stop, batch):
+            yield self._batch(torch.arange(at, min(at + batch, indices.stop)))
+
+    def _batch(self, chosen: Tensor) -> Batch:
+        rows = chosen.to(self.device, non_blocking=True)
+        batch = {name: x[rows].to(self.dtypes[name]) for name, x in self.columns.items()}
+        if not self.whole:
+            for prefix, lengths in self.lengths.items():
+                longest = -(-max(1, int(lengths[chosen].max())) // 8) * 8
+                for name in (f"{prefix}input_ids", f"{prefix}attention_mask"):
+                    batch[name] = batch[name][:, :longest]
+                if not prefix and batch["labels"].dim() == 2:
+                    batch["labels"] = batch["labels"][:, :longest]
+        return batch
+
+
+def fits(task: Any, dataset: Any) -> bool:
+    """Whether a split may be kept on the device: small, and the same in every epoch."""
+    changing = getattr(type(dataset), "set_epoch", Rows.set_epoch) is not Rows.set_epoch
+    if changing or not len(dataset):
+        return False
+    bytes_of_row = sum(_small(x).nbytes for x in task.collate([dataset[0]]).values())
+    return len(dataset) * bytes_of_row <= LIMIT
+
+
+def _small(x: Tensor) -> Tensor:
+    """Integers in the smallest type that holds them."""
+    if x.is_floating_point() or x.dtype == torch.bool or not x.numel():
+        return x
+    least, most = int(x.min()), int(x.max())
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        if torch.iinfo(dtype).min <= least and most <= torch.iinfo(dtype).max:
+            return x.to(dtype)
+    return x
+
+
+def _joined(parts: list[Tensor], filler: int) -> Tensor:
+    """Blocks [n, T] of different lengths and integers under one another."""
+    dtype = _small(torch.tensor([filler])).dtype
+    for part in parts:
+        dtype = torch.promote_types(dtype, part.dtype)
+    if parts[0].dim() < 2:
+        return torch.cat([part.to(dtype) for part in parts])
+    longest = max(part.shape[1] for part in parts)
+    joined = torch.full((sum(map(len, parts)), longest, *parts[0].shape[2:]), filler, dtype=dtype)
+    at = 0
+    for part in parts:
+        joined[at : at + len(part), : part.shape[1]] = part.to(dtype)
+        at += len(part)
+    return joined
+
+
+def _lengths(mask: Tensor) -> Tensor:
+    """The columns of each row [N] up to its last real token."""
+    places = torch.arange(1, mask.shape[1] + 1)
+    return (places * (mask != 0)).amax(1)

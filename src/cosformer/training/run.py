@@ -1,0 +1,160 @@
+"""Everything a run depends on, as one frozen object that goes to JSON and back."""
+
+import copy
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cosformer.ops.checks import flag, positive, positive_int
+from cosformer.training import schedules
+
+# Where and how fast a run is made, not what comes out: these may change when it is resumed.
+CIRCUMSTANCES = ("device", "data", "workers", "keep", "log_every", "save_every")
+_CHOICES = {
+    "schedule": schedules.NAMES,
+    "precision": ("fp32", "bf16"),
+    "device": ("auto", "cpu", "cuda"),
+    "data": ("auto", "device", "loader"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A complete run. Two runs with equal fields, on the same machine, end with the same weights.
+
+    Args:
+        task, task_settings: a name from `cosformer.tasks.names()` and what differs from its defaults.
+        attention: a name from `cosformer.attention.names()`.
+        model: fields of `CosformerConfig` but for `attention`; sizes of the vocabulary, of the labels and of
+            the longest text come from the task.
+        initial: folder of a saved model of the family whose weights the run starts from; what it lacks
+            (a classifier, say) is drawn. None: everything is drawn.
+        steps: updates of the weights.
+        batch: samples of an update, over all processes and all parts of an accumulation: the same run gives
+            the same losses however it is spread.
+        accumulation: parts that the batch of a process is computed in, one after the other.
+        learning_rate, schedule, warmup, end, power: see `cosformer.training.schedules`.
+        beta1, beta2, epsilon, weight_decay: of AdamW; matrices and embeddings decay, biases and norms do not.
+        clip: greatest norm of the gradient; None: unlimited.
+        eval_every: steps between two evaluations on the validation split.
+        eval_batch: samples of a batch there; the score does not depend on it.
+        patience: evaluations without a better score after which the run ends; None: it never does early.
+        save_every: steps between two checkpoints; beside these, each better score leaves one.
+        keep: newest checkpoints kept beside the best one.
+        log_every: steps after which losses are fetched from the device, written and shown.
+        precision: "fp32", or "bf16" for autocast over float32 weights.
+        compile, compile_backend: whether and how `torch.compile` is used.
+        gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        device: "auto" takes a GPU where there is one.
+        data: where the samples of a step come from: "device" keeps the whole split there, "loader" collates
+            each batch on the CPU, "auto" takes the first where the split is small and its samples fixed.
+        workers: processes of the loader; 0: none but our own.
+        recipe, scale: which function and size it came from, for the record.
+    """
+
+    task: str
+    steps: int
+    batch: int
+    learning_rate: float
+    task_settings: dict[str, Any] = field(default_factory=dict)
+    attention: str = "cosformer"
+    model: dict[str, Any] = field(default_factory=dict)
+    initial: str | None = None
+    accumulation: int = 1
+    schedule: str = "cosine"
+    warmup: int = 0
+    end: float = 0.0
+    power: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    eval_every: int = 500
+    eval_batch: int = 32
+    patience: int | None = None
+    save_every: int = 500
+    keep: int = 2
+    log_every: int = 20
+    seed: int = 0
+    precision: str = "fp32"
+    compile: bool = False
+    compile_backend: str = "inductor"
+    gradient_checkpointing: bool = False
+    device: str = "auto"
+    data: str = "auto"
+    workers: int = 0
+    recipe: str | None = None
+    scale: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "accumulation", "eval_every", "eval_batch", "save_every", "keep",
+                     "log_every"):  # fmt: skip
+            positive_int(name, getattr(self, name))
+        for name in ("learning_rate", "epsilon", "power"):
+            positive(name, getattr(self, name))
+        for name in ("compile", "gradient_checkpointing"):
+            flag(name, getattr(self, name))
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, but got {getattr(self, name)!r}."
+                )
+        for name in ("beta1", "beta2", "end"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}.")
+        for name in ("warmup", "workers", "weight_decay", "seed"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but got {getattr(self, name)}.")
+        if self.clip is not None:
+            positive("clip", self.clip)
+        if self.patience is not None:
+            positive_int("patience", self.patience)
+        if self.batch % self.accumulation:
+            raise ValueError(
+                f"batch must be a multiple of accumulation {self.accumulation}, but got {self.batch}."
+            )
+        if "attention" in self.model:
+            raise ValueError("model must not hold attention: it is a field of the run itself.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; `Run.from_dict` reads them."""
+        return copy.deepcopy(dataclasses.asdict(self))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Run":
+        refuse_unknown(values)
+        missing = [
+            f.name
+            for f in dataclasses.fields(cls)
+            if f.name not in values
+            and f.default is dataclasses.MISSING
+            and f.default_factory is dataclasses.MISSING
+        ]
+        if missing:
+            raise ValueError(f"a run needs a value for {', '.join(missing)}.")
+        return cls(**copy.deepcopy(dict(values)))
+
+    def replace(self, **changes: Any) -> "Run":
+        """The run with some fields changed."""
+        return Run.from_dict({**self.to_dict(), **changes})
+
+    def differences(self, other: "Run") -> list[str]:
+        """What changes the outcome: names of fields in which two runs differ."""
+        return [
+            f.name
+            for f in dataclasses.fields(self)
+            if f.name not in CIRCUMSTANCES and getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+
+def refuse_unknown(values: Mapping[str, Any]) -> None:
+    """Raises where a name is no field of a run."""
+    known = [f.name for f in dataclasses.fields(Run)]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}."
+            raise ValueError(f"a run has no field {name!r}; {hint}")

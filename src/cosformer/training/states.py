@@ -1,0 +1,93 @@
+"""What a run is made of beside the weights (optimiser, schedule, random numbers), as safetensors and JSON.
+
+torch.save and the Trainer's own checkpoints pickle these; here nothing is ever unpickled.
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+_KEY = "cosformer_state"
+
+
+def save(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """Tensors by name, and plain values as JSON in the header."""
+    own = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    save_file(own, path, metadata={_KEY: json.dumps(values)})
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt") as file:
+        values = json.loads((file.metadata() or {})[_KEY])
+        return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118 (not a dict)
+
+
+def save_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
+    """The optimiser's tensors as `<parameter>.<name>`; what its groups and the schedule have come to."""
+    state = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, Any] = {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            where = tensors if isinstance(value, Tensor) else numbers
+            where[f"{index}.{name}"] = value
+    groups = [
+        {"lr": float(group["lr"]), "initial_lr": float(group["initial_lr"]), "params": len(group["params"])}
+        for group in state["param_groups"]
+    ]
+    steps = {k: v for k, v in schedule.state_dict().items() if k != "lr_lambdas"}
+    save(path, tensors, {"numbers": numbers, "groups": groups, "schedule": steps})
+
+
+def load_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
+    tensors, values = load(path)
+    state = optimizer.state_dict()  # its groups and options are the run's; only what has changed is loaded
+    sizes = [len(group["params"]) for group in state["param_groups"]]
+    if sizes != [group["params"] for group in values["groups"]]:
+        raise ValueError(
+            f"{path} is the state of an optimiser over other parameters: it belongs to another run."
+        )
+    entries: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **values["numbers"]}.items():
+        index, name = key.split(".", 1)
+        entries.setdefault(int(index), {})[name] = value
+    for group, saved in zip(state["param_groups"], values["groups"], strict=True):
+        group.update(lr=saved["lr"], initial_lr=saved["initial_lr"])
+    optimizer.load_state_dict({"state": entries, "param_groups": state["param_groups"]})
+    schedule.load_state_dict({**values["schedule"], "lr_lambdas": [None] * len(sizes)})
+
+
+def save_random(path: Path, device: torch.device) -> None:
+    """The states of the generators of Python, NumPy, PyTorch and the process's GPU."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (whoever draws so is resumed too)
+    tensors = {
+        "python": torch.tensor(words),
+        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    values = {
+        "python": {"version": version, "gauss": gauss},
+        "numpy": {"kind": kind, "position": position, "has_gauss": has_gauss, "cached": cached},
+    }
+    save(path, tensors, values)
+
+
+def load_random(path: Path, device: torch.device) -> None:
+    tensors, values = load(path)
+    python, numpy = values["python"], values["numpy"]
+    random.setstate((python["version"], tuple(tensors["python"].tolist()), python["gauss"]))
+    keys = tensors["numpy"].numpy().astype(np.uint32)
+    np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))  # noqa: NPY002
+    torch.set_rng_state(tensors["torch"])
+    if device.type == "cuda" and "cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["cuda"], device)

@@ -1,0 +1,63 @@
+"""How far a run has come, beside its weights: what early stopping and the record need to know."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cosformer.tasks import Metric
+from cosformer.training import files
+
+FILE = "status.json"
+
+
+@dataclass
+class Status:
+    """Goes into every checkpoint, and comes back from it.
+
+    Attributes:
+        step: updates made.
+        best_step, best: where the validation metric was best, and all its figures there.
+        waited: evaluations since then.
+        tokens: real tokens trained on.
+        wall_s: seconds since the run began, what was between two sessions not counted.
+        timed_tokens, timed_s: those of them, and the time they took, that count for the throughput: without
+            the first steps of a session (which compile and warm up), evaluations and checkpoints.
+        peak_memory_bytes: the most that any session has used.
+    """
+
+    step: int = 0
+    best_step: int | None = None
+    best: dict[str, float] | None = None
+    waited: int = 0
+    tokens: int = 0
+    wall_s: float = 0.0
+    timed_tokens: int = 0
+    timed_s: float = 0.0
+    peak_memory_bytes: int = 0
+
+    def judge(self, scores: dict[str, float], metric: Metric) -> bool:
+        """Notes an evaluation; whether it was the best so far. What is not a number never is."""
+        new, old = scores[metric.name], None if self.best is None else self.best[metric.name]
+        better = new == new and (old is None or (new > old if metric.higher_is_better else new < old))
+        if better:
+            self.best_step, self.best, self.waited = self.step, scores, 0
+        else:
+            self.waited += 1
+        return better
+
+    def write(self, checkpoint: Path) -> None:
+        files.write_json(checkpoint / FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> "Status":
+        return cls(**files.read_json(checkpoint / FILE))
+
+
+def best_of(checkpoint: Path) -> int | None:
+    """The best step a checkpoint knows of; None where it cannot be read."""
+    try:
+        found: Any = files.read_json(checkpoint / FILE)["best_step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found

@@ -1,0 +1,64 @@
+"""What each update came to: kept on the device until somebody looks, for looking makes the device wait."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient of a step is not a finite number."""
+
+    def __init__(self, step: int, what: str, value: float):
+        self.step = step
+        super().__init__(
+            f"the {what} became {value} at step {step}, and the run was stopped; its checkpoints from before "
+            "are intact. Lower learning_rate or clip, or lengthen warmup, and start anew."
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """An update: its loss (the mean over all its items), the norm of its gradient before clipping, its
+    learning rate, and the real tokens it saw."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+
+    def check(self) -> None:
+        for what, value in (("loss", self.loss), ("gradient's norm", self.grad_norm)):
+            if not math.isfinite(value):
+                raise Diverged(self.step, what, value)
+
+
+class Steps:
+    """Updates that nobody has looked at yet."""
+
+    def __init__(self, accelerator: Any):
+        self.accelerator = accelerator
+        self._waiting: list[tuple[int, float, Tensor]] = []
+
+    def add(self, step: int, loss: Tensor, grad_norm: Tensor, tokens: Tensor, learning_rate: float) -> None:
+        figures = torch.stack([x.detach().double() for x in (loss, grad_norm, tokens)])
+        self._waiting.append((step, learning_rate, figures))
+
+    def take(self) -> list[Step]:
+        """All of them, in order, the same in every process."""
+        if not self._waiting:
+            return []
+        figures = torch.stack([x for _, _, x in self._waiting])
+        if self.accelerator.num_processes > 1:
+            # Each process has weighted its losses so that their mean is that of the whole batch.
+            every = self.accelerator.gather(figures[None])
+            figures = torch.cat([every[:, :, :2].mean(0), every[:, :, 2:].sum(0)], -1)
+        taken = [
+            Step(step, loss, norm, rate, int(tokens))
+            for (step, rate, _), (loss, norm, tokens) in zip(self._waiting, figures.tolist(), strict=True)
+        ]
+        self._waiting = []
+        return taken

@@ -1,0 +1,319 @@
+"""No mistake of a user's shows a traceback: one sentence that says what to do, and exit code 2."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosformer.cli import bench, main
+from cosformer.cli.main import COMMANDS
+from cosformer.models import CosformerConfig, CosformerForCausalLM
+from cosformer.training import recipes
+
+RECORD = {"task": "t", "mechanism": "cosformer", "metric": {"name": "accuracy", "test": {"accuracy": 1.0}}}
+
+
+def copy(saved, tmp_path, **changes):
+    """The saved model with some fields of its configuration changed."""
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def damaged(saved, tmp_path, name, content):
+    folder = copy(saved, tmp_path)
+    path = folder / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content(path.read_bytes()))
+    return folder
+
+
+def without_tokenizer(saved, tmp_path):
+    folder = copy(saved, tmp_path)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    return folder
+
+
+def demo_like(saved, tmp_path):
+    """A model over bytes alone, without a token to begin with."""
+    folder = without_tokenizer(saved, tmp_path)
+    config = CosformerConfig.from_pretrained(folder)
+    config.vocab_size = 256
+    CosformerForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def written(tmp_path, name, content):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def results(tmp_path, line):
+    written(tmp_path, "results/task.jsonl", line)
+    return ["report", "--results", tmp_path / "results", "--out", tmp_path / "out"]
+
+
+# What was typed, given the saved model and an empty folder; and what the sentence has to say.
+MISTAKES = {
+    "command with a typo": (lambda s, t: ["genrate", s], "Did you mean generate?"),
+    "another typo": (lambda s, t: ["ifno"], "Did you mean info?"),
+    "unknown command": (lambda s, t: ["fly"], "there is no command 'fly'"),
+    "option of no command": (lambda s, t: ["--versoin"], "Did you mean --version?"),
+    "option with a typo": (lambda s, t: ["info", "--chek"], "Did you mean --check?"),
+    "option with a hyphen": (lambda s, t: ["generate", s, "--top-k", "5"], "Did you mean --top_k?"),
+    "shortened option": (lambda s, t: ["generate", s, "--temp", "1"], "there is no option --temp"),
+    "one argument too many": (lambda s, t: ["info", "now"], "'now' is one argument too many"),
+    "no folder given": (lambda s, t: ["generate"], "folder"),
+    "no such folder": (lambda s, t: ["generate", t / "none"], "there is no folder"),
+    "a file for a folder": (lambda s, t: ["generate", s / "config.json"], "there is no folder"),
+    "a folder without a model": (lambda s, t: ["generate", t], "has no config.json"),
+    "weights cut short": (
+        lambda s, t: ["generate", damaged(s, t, "model.safetensors", lambda b: b[: len(b) // 2])],
+        "damaged or incomplete",
+    ),
+    "weights missing": (
+        lambda s, t: ["generate", damaged(s, t, "model.safetensors", None)],
+        "no model.safetensors",
+    ),
+    "weights of noise": (
+        lambda s, t: ["generate", damaged(s, t, "model.safetensors", lambda b: b"\x80" * 100)],
+        "damaged or incomplete",
+    ),
+    "configuration not JSON": (
+        lambda s, t: ["generate", damaged(s, t, "config.json", lambda b: b"{")],
+        "cannot be loaded",
+    ),
+    "another kind of model": (lambda s, t: ["generate", copy(s, t, model_type="bert")], "of type 'bert'"),
+    "a classifier": (
+        lambda s, t: ["generate", copy(s, t, architectures=["CosformerForSequenceClassification"])],
+        "a CosformerForCausalLM is wanted",
+    ),
+    "unknown attention": (
+        lambda s, t: ["generate", copy(s, t, attention="cosfromer")],
+        "attention must be one of",
+    ),
+    "impossible sizes": (
+        lambda s, t: ["generate", copy(s, t, num_attention_heads=5)],
+        "must be a multiple of",
+    ),
+    "weights of other sizes": (
+        lambda s, t: ["generate", copy(s, t, intermediate_size=17)],
+        "do not fit its configuration",
+    ),
+    "no tokenizer": (lambda s, t: ["generate", without_tokenizer(s, t)], "no tokenizer"),
+    "a run without weights": (lambda s, t: ["generate", another_run(t)], "holds no checkpoint"),
+    "nothing to continue": (lambda s, t: ["generate", demo_like(s, t)], "give --prompt or --context"),
+    "no such context": (
+        lambda s, t: ["generate", s, "--context", t / "none.txt"],
+        "none.txt does not exist",
+    ),
+    "a folder for a context": (lambda s, t: ["generate", s, "--context", t], "is a folder"),
+    "a context that is no text": (
+        lambda s, t: ["generate", s, "--context", written(t, "x", b"\xff\xfe\x00")],
+        "not text in UTF-8",
+    ),
+    "a context beyond the horizon": (
+        lambda s, t: ["generate", s, "--context", written(t, "x", "a" * 300)],
+        "the model takes 256",
+    ),
+    "too many tokens": (lambda s, t: ["generate", s, "--tokens", "5000"], "ask for fewer --tokens"),
+    "no tokens": (lambda s, t: ["generate", s, "--tokens", "0"], "a positive whole number is wanted"),
+    "half a token": (lambda s, t: ["generate", s, "--tokens", "0.5"], "not '0.5'"),
+    "cold": (lambda s, t: ["generate", s, "--temperature", "-1"], "a number above 0"),
+    "warm words": (lambda s, t: ["generate", s, "--temperature", "warm"], "not 'warm'"),
+    "more than everything": (lambda s, t: ["generate", s, "--top_p", "2"], "at most 1"),
+    "an option without its value": (lambda s, t: ["generate", s, "--prompt"], "--prompt"),
+    "no such device": (lambda s, t: ["generate", s, "--device", "toaster"], "toaster is not a device"),
+    "another device": (lambda s, t: ["generate", s, "--device", "meta"], "not supported"),
+    "no GPU": (lambda s, t: ["generate", s, "--device", "cuda"], "sees no CUDA GPU"),
+    "too few GPUs": (lambda s, t: ["generate", s, "--device", "cuda:9"], "cuda:9 is not here"),
+    "no such dtype": (lambda s, t: ["generate", s, "--dtype", "float23"], "Did you mean float32?"),
+    "no such benchmark": (lambda s, t: ["bench", "oprator"], "Did you mean operator?"),
+    "option of a benchmark": (
+        lambda s, t: ["bench", "operator", "--lenghts", "64"],
+        "Did you mean --lengths?",
+    ),
+    "no records": (
+        lambda s, t: ["report", "--results", t / "a", "--benchmarks", t / "b"],
+        "there are no records",
+    ),
+    "a record cut short": (
+        lambda s, t: results(t, json.dumps(RECORD) + "\n" + '{"task": '),
+        "line 2, is not JSON",
+    ),
+    "a record without a metric": (lambda s, t: results(t, '{"task": "t"}'), "lacks mechanism, metric"),
+    "a record that is a list": (lambda s, t: results(t, "[1]"), "holds no record"),
+    "a record that is no text": (lambda s, t: results(t, b"\xff\xff"), "cannot be read"),
+    "a file for the records": (
+        lambda s, t: ["report", "--results", written(t, "f", "")],
+        "the folder of the records",
+    ),
+    "a file to write into": (
+        lambda s, t: [*results(t, json.dumps(RECORD))[:-1], written(t, "f", "")],
+        "f is a file",
+    ),
+    "a folder inside a file": (lambda s, t: ["demo", "--out", written(t, "f", "") / "x"], "cannot be made"),
+    "a record without a score": (
+        lambda s, t: results(t, '{"task": "t", "mechanism": "m", "metric": {}}'),
+        "has no score on the test split",
+    ),
+    "no such recipe": (lambda s, t: ["train", "mqra"], "did you mean mqar?"),
+    "no such recipe file": (lambda s, t: ["train", t / "mine.py"], "mine.py"),
+    "a recipe that is no Python": (lambda s, t: ["train", written(t, "r.py", "def (")], "cannot be read"),
+    "a recipe without a run": (lambda s, t: ["train", written(t, "r.py", "")], "has no function build"),
+    "no such scale": (lambda s, t: ["train", "mqar", "--scale", "smal"], "Did you mean small?"),
+    "no such attention": (
+        lambda s, t: ["train", "mqar", "--attention", "cosfromer"],
+        "attention must be one of",
+    ),
+    "a setting without a value": (lambda s, t: ["train", "mqar", "steps"], "NAME=VALUE is wanted"),
+    "a setting with a typo": (lambda s, t: ["train", "mqar", "step=3"], "did you mean steps?"),
+    "a setting that leads nowhere": (lambda s, t: ["train", "mqar", "optimiser.lr=3"], "leads nowhere"),
+    "a setting of the wrong kind": (lambda s, t: ["train", "mqar", "steps=many"], "steps must be"),
+    "a setting of no model": (
+        lambda s, t: ["train", "mqar", "model.hiden_size=3"],
+        "did you mean hidden_size?",
+    ),
+    "a setting of no task": (lambda s, t: ["train", "mqar", "task_settings.pair=3"], "no parameter 'pair'"),
+    "sizes that do not fit": (lambda s, t: ["train", "mqar", "model.hidden_size=-1"], "hidden_size"),
+    "training into a file": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--folder", written(t, "f", "")],
+        "f is a file",
+    ),
+    "training in another run's folder": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--folder", another_run(t)],
+        "holds another run",
+    ),
+    "training on no GPU": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "device=cuda", "--folder", t / "r"],
+        "sees no GPU",
+    ),
+    "no run to score": (lambda s, t: ["eval", t], "is not the folder of a run"),
+    "no folder to score": (lambda s, t: ["eval", t / "none"], "there is no folder"),
+    "no such split": (lambda s, t: ["eval", t, "--split", "tset"], "Did you mean test?"),
+    "a run without checkpoints": (lambda s, t: ["eval", another_run(t)], "holds no checkpoint"),
+    "comparing with nobody": (
+        lambda s, t: ["compare", "mqar", "--attentions", "cosformer,sofmax"],
+        "Did you mean softmax?",
+    ),
+    "no such task": (lambda s, t: ["data", "mqra"], "Did you mean mqar?"),
+    "data that is missing": (lambda s, t: ["data", "enwik8"], "enwik8/enwik8 is missing"),
+    "data that cannot be fetched": (lambda s, t: ["data", "mqar", "--fetch"], "cannot be fetched"),
+    "fetching everything": (lambda s, t: ["data", "--fetch"], "--fetch wants the name of a task"),
+    "training without data": (
+        lambda s, t: ["train", "enwik8", "--scale", "tiny", "--folder", t / "r"],
+        "enwik8/enwik8 is missing",
+    ),
+    "damaged data": (
+        lambda s, t: ["data", "enwik8", *damaged_data(t)],
+        "enwik8",
+    ),
+    "a task with a wrong setting": (lambda s, t: ["data", "mqar", "pairs=0"], "pairs"),
+    "no time": (lambda s, t: ["demo", "--seconds", "0"], "a number above 0"),
+    "a demo into a file": (lambda s, t: ["demo", "--out", written(t, "f", "")], "f is a file"),
+}
+
+
+def damaged_data(tmp_path):
+    written(tmp_path, "data/enwik8/enwik8.xz", b"this is no archive")
+    return []
+
+
+def another_run(tmp_path):
+    """The folder of a run that was begun with other settings."""
+    made = recipes.build("mqar", scale="tiny", seed=5)
+    text = json.dumps({"id": "x", "run": made.to_dict()})
+    return written(tmp_path, "other/run.json", text).parent
+
+
+def run(capsys, arguments):
+    """Exit code and what was said on stderr."""
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as left:
+        code = left.code
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence(name, saved, tmp_path, capsys, monkeypatch):
+    if "GPU" in name:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COSFORMER_CACHE", str(tmp_path / "cache"))
+    typed, says = MISTAKES[name]
+    code, said = run(capsys, typed(saved, tmp_path))
+    assert code == 2, said
+    assert says.lower() in said.lower()
+    assert len(said.strip().splitlines()) == 1, said
+
+
+def test_there_are_enough_of_them():
+    assert len(MISTAKES) >= 30
+
+
+@pytest.mark.parametrize("arguments", [["generate", "SAVED"], ["demo"], ["bench", "generation"]])
+def test_without_transformers(arguments, saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in [m for m in sys.modules if m.startswith("cosformer.models")]:
+        monkeypatch.delitem(sys.modules, name)
+    code, said = run(capsys, [saved if a == "SAVED" else a for a in arguments])
+    assert code == 2, said
+    assert 'pip install "cosformer[models]"' in said
+
+
+def test_benchmarks_are_part_of_the_source_tree(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench.machine, "CHECKOUT", tmp_path / "site-packages")
+    code, said = run(capsys, ["bench", "operator"])
+    assert code == 2
+    assert "a clone of the repository" in said
+
+
+def test_a_stopped_benchmark_says_what_was_kept(tmp_path, capsys, monkeypatch):
+    def stop(name, run_name, alter_sys):
+        sys.exit("\nStopped; nothing was written.")
+
+    monkeypatch.setattr("runpy.run_module", stop)
+    code, said = run(capsys, ["bench", "operator", "--quick", "--out", "x"])
+    assert code == 130
+    assert said.strip().endswith("Start again with: cosformer bench operator --quick --out x")
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    code, said = run(capsys, ["demo", "--out", tmp_path])
+    assert code == 2
+    assert "may not be written to" in said
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_teaches_by_example(command, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*command.split(), "--help"])
+    assert left.value.code == 0
+    assert f"cosformer {command}".strip() in capsys.readouterr().out.partition("\n\n")[2]
+
+
+def test_no_arguments_show_the_commands(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in COMMANDS)
+
+
+def test_the_documentation_names_every_command():
+    page = (Path(__file__).parents[2] / "docs/command_line.md").read_text()
+    assert all(f"| `cosformer {name}` |" in page for name in COMMANDS)

@@ -1,0 +1,22 @@
+import pytest
+
+from cosformer.tasks import corpora, pathfinder
+from tests.tasks import tiny
+
+
+@pytest.fixture
+def tiny_data(tmp_path, monkeypatch):
+    """A function that writes tiny files for a task, in their official format, where it looks for them."""
+    monkeypatch.setenv("COSFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COSFORMER_WORKERS", "1")
+    monkeypatch.setattr(pathfinder, "_PER_JOB", 16)
+    library = corpora.python_files
+    monkeypatch.setattr(corpora, "python_files", lambda split: list(library(split))[:3])
+
+    def write(name):
+        files, _ = tiny.TASKS[name]
+        if files is not None:
+            files()
+
+    return write

@@ -1,0 +1,106 @@
+"""Every recipe is built at every scale, and stepped once at the smallest."""
+
+import dataclasses
+
+import pytest
+
+from cosformer import attention, tasks
+from cosformer.training import Run, model, recipes, train
+from cosformer.training.recipes import SCALES, Table
+
+NAMES = recipes.names()
+
+
+def test_every_task_has_a_recipe():
+    assert sorted(set(tasks.names()) - {"toy"}) == NAMES
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_is_complete(name, scale):
+    """For every mechanism that fits its head: a run, that goes to JSON and back, of a task that exists."""
+    for mechanism in attention.names():
+        run = recipes.build(name, scale=scale, attention=mechanism)
+        assert (run.task, run.recipe, run.scale, run.attention) == (name, name, scale, mechanism)
+        assert Run.from_dict(run.to_dict()) == run
+        assert run.warmup < run.steps or run.schedule == "rsqrt", "which may only ever rise"
+    tasks.build(run.task, **run.task_settings)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_takes_a_step(name, tmp_path, tiny_data):
+    tiny_data(name)
+    sizes = {k: 12 for k in ("train_rows", "valid_rows", "test_rows") if k in tasks.parameters(name)}
+    run = recipes.build(
+        name, scale="tiny", steps=1, batch=4, eval_batch=64, eval_every=1, warmup=0, device="cpu",
+        task_settings=sizes,
+    )  # fmt: skip
+    record = train(run, tmp_path / "run", progress=False, results=tmp_path / "results.jsonl")
+    task = tasks.build(run.task, **run.task_settings)
+    assert record["steps"] == 1
+    assert record["metric"]["name"] == task.metric.name
+    assert record["metric"]["test"][task.metric.name] == record["metric"]["test"][task.metric.name], (
+        "a number"
+    )
+
+
+def test_layers_of_a_table():
+    """Shared, scale, mechanism, mechanism at a scale, caller: later ones win, field by field."""
+    table = Table(
+        task="mqar",
+        shared={"batch": 8, "learning_rate": 1.0, "steps": 9, "model": {"hidden_size": 8, "dropout": 0.1}},
+        tiny={"steps": 2, "model": {"hidden_size": 16}},
+        small={"task_settings": {"pairs": 4}},
+        paper={},
+        attention={"relu": {"learning_rate": 2.0, "model": {"norm": "rms"}}},
+        attention_at={("relu", "tiny"): {"batch": 4}},
+    )
+    run = table.build("tiny", "relu", seed=3, model={"dropout": 0.0})
+    assert run.model == {"hidden_size": 16, "dropout": 0.0, "norm": "rms"}
+    assert (run.steps, run.batch, run.learning_rate, run.seed) == (2, 4, 2.0, 3)
+    assert table.build("small").task_settings == {"pairs": 4}
+    assert table.build("small", task_settings={"length": 64}).task_settings == {"pairs": 4, "length": 64}
+    assert table.build("paper").batch == 8
+    sister = table.variant("copy", small={"task_settings": {"length": 32}}, tiny={"model": {"norm": "rms"}})
+    assert sister.build("small").task_settings == {"length": 32}
+    assert sister.build("tiny").model == {"hidden_size": 16, "dropout": 0.1, "norm": "rms"}
+    assert table.build("tiny").task == "mqar"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("listop", {}, "no recipe 'listop'; did you mean listops?"),
+        ("mqar", {"scale": "huge"}, "scale must be one of tiny, small, paper, but got 'huge'"),
+        ("mqar", {"learnin_rate": 1}, "no field 'learnin_rate'; did you mean learning_rate?"),
+        ("nowhere/mine.py", {}, "there is no recipe nowhere/mine.py"),
+    ],
+)
+def test_mistakes(name, options, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message.replace("?", r"\?")):
+        recipes.build(name, **options)
+
+
+def test_a_recipe_of_your_own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from cosformer.training import Run\n"
+        "def build(scale='small', attention='cosformer', **overrides):\n"
+        "    return Run(task='mqar', steps=3, batch=2, learning_rate=0.1, attention=attention, **overrides)\n"
+    )
+    assert recipes.build(path, attention="relu", seed=4).seed == 4
+    path.write_text("x = 1\n")
+    with pytest.raises(ValueError, match="has no function build"):
+        recipes.build(path)
+    path.write_text("def build(**options):\n    return options\n")
+    with pytest.raises(TypeError, match="must return a Run, but got dict"):
+        recipes.build(path)
+
+
+def test_fields_of_the_model_are_known():
+    """A typing mistake in a table's model settings would otherwise be found hours into a sweep."""
+    for name in NAMES:
+        for scale in SCALES:
+            run = recipes.build(name, scale=scale)
+            known = {f.name for f in dataclasses.fields(model.CosformerConfig)}
+            assert set(run.model) <= known, (name, scale)

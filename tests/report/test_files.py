@@ -1,0 +1,66 @@
+"""Files are whole or not there."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cosformer.cli import main
+from cosformer.report.files import replace
+
+ROOT = Path(__file__).parents[2]
+
+
+def full(*args):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("fails", ["os.fsync", "os.replace"])
+def test_the_earlier_file_stays(fails, tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+    replace(path, "earlier")
+    monkeypatch.setattr(fails, full)
+    with pytest.raises(OSError, match="No space"):
+        replace(path, "later")
+    assert path.read_text() == "earlier"
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"], "nothing else is left behind"
+
+
+@pytest.mark.parametrize(
+    ("number", "says", "code"),
+    [
+        (errno.ENOSPC, "the disk is full", 1),
+        (errno.EROFS, "read-only", 2),
+        (errno.EACCES, "permission denied", 2),
+    ],
+)
+def test_the_report_before_survives(number, says, code, tmp_path, capsys, monkeypatch):
+    arguments = ["report", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def refused(*args):
+        raise OSError(number, os.strerror(number), "report.html")
+
+    monkeypatch.setattr("os.replace", refused)
+    assert main(arguments) == code
+    said = capsys.readouterr().err
+    assert says in said.lower()
+    assert len(said.strip().splitlines()) == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+def test_a_full_disk_for_the_output():
+    with open("/dev/full", "w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "cosformer", "info"],
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            stdout=stdout, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "the disk is full" in done.stderr.lower()
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,134 @@
+"""Trains a tiny run again and again, killing it in as many ways, and says how each ended.
+
+    python -m tests.training.crash FOLDER
+
+One process imports everything once; every session of a run is a fork of it. A session is told when to die: a
+dict with `step` (after so many updates), `flush` (at that call of fsync, counted through the session, which
+falls between the files of a checkpoint), `rename` (just before or after a checkpoint gets its name) or
+`after` (seconds, by another process).
+"""
+
+import gc
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from cosformer.training import Interrupted, checkpoint, files, train
+from cosformer.training.trainer import RunTrainer
+from tests.training.toy import toy
+
+DEATHS = {
+    "before the first checkpoint": [{"step": 2}],
+    "after a step": [{"step": 7}],
+    "twice": [{"step": 5}, {"step": 9}],
+    "at the last step": [{"step": 12}],
+    "among the files of a checkpoint": [{"flush": 9}],
+    "among those of a later one": [{"flush": 31}],
+    "before the manifest is flushed": [{"manifest": 2}],
+    "before the folder gets its name": [{"rename": "before"}],
+    "after the folder got its name": [{"rename": "after"}],
+    "at any moment": [{"after": 0.3}, {"after": 0.5}],
+    "by Ctrl-C": [{"interrupt": 7}],
+}
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(death):
+    """Arranges for this session to die."""
+    base = RunTrainer._maybe_log_save_evaluate
+
+    def after_step(self, *args, **kwargs):
+        if self.state.global_step == death.get("interrupt"):
+            del death["interrupt"]
+            os.kill(os.getpid(), signal.SIGINT)
+        base(self, *args, **kwargs)
+        if self.state.global_step == death.get("step"):
+            die()
+
+    RunTrainer._maybe_log_save_evaluate = after_step
+    flush, rename, count = files.flush, Path.rename, {"flush": 0, "manifest": 0}
+
+    def counted(path):
+        count["flush"] += 1
+        count["manifest"] += path.name == checkpoint.MANIFEST
+        if count["flush"] == death.get("flush") or count["manifest"] == death.get("manifest"):
+            path.write_bytes(path.read_bytes()[:-5]) if path.is_file() else None
+            die()
+        flush(path)
+
+    def renamed(self, target):
+        named = Path(target).name.startswith("checkpoint-8")
+        if named and death.get("rename") == "before":
+            die()
+        done = rename(self, target)
+        if named and death.get("rename") == "after":
+            die()
+        return done
+
+    files.flush = checkpoint.flush = counted
+    Path.rename = renamed
+
+
+def note_samples(folder):
+    """Every update's samples go to samples.jsonl."""
+    base = RunTrainer.get_batch_samples
+
+    def noted(self, *args):
+        parts, items = base(self, *args)
+        digest = hashlib.sha256(b"".join(p["input_ids"].numpy().tobytes() for p in parts)).hexdigest()
+        with (folder / "samples.jsonl").open("a") as file:
+            file.write(json.dumps([self.state.global_step, digest]) + "\n")
+        return parts, items
+
+    RunTrainer.get_batch_samples = noted
+
+
+def session(folder, death):
+    """One session in a process of its own; how it ended."""
+    folder.mkdir(parents=True, exist_ok=True)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            note_samples(folder)
+            arm(death)
+            train(toy(), folder, progress=False, results=folder / "results.jsonl")
+            code = 0
+        except Interrupted:
+            code = 3
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    if "after" in death:
+        time.sleep(death["after"] * random.uniform(0.5, 1.5))
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)
+    gc.freeze()  # the Trainer collects garbage at every start
+    base, ends = Path(sys.argv[1]), {}
+    ends["never"] = [session(base / "never", {})]
+    for name, deaths in DEATHS.items():
+        folder = base / name.replace(" ", "-")
+        ends[name] = [session(folder, death) for death in [*deaths, {}]]
+    (base / "ends.json").write_text(json.dumps(ends))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The parts of training that need no model: runs, orders of samples, schedules, files, the log."""
+
+import json
+import math
+import multiprocessing
+import sys
+import types
+
+import pytest
+import torch
+import transformers
+
+from cosformer.training import Run, files, schedules
+from cosformer.training.log import Log
+from cosformer.training.order import Order
+from cosformer.training.resident import Resident, fits
+from tests.training.toy import Toy, toy
+
+
+def test_a_run_goes_to_json_and_back():
+    run = toy(task_settings={"rows": 5}, clip=None)
+    again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
+    assert again == run
+    assert again.replace(seed=5).differences(run) == ["seed"]
+    assert again.replace(workers=7, device="auto", log_every=1).differences(run) == []
+    again.to_dict()["model"]["hidden_size"] = 1
+    assert again == run, "what is handed out is a copy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"stesp": 3}, "no field 'stesp'; did you mean steps?"),
+        ({"steps": 0}, "steps must be a positive int"),
+        ({"learning_rate": math.nan}, "learning_rate must be a positive finite number"),
+        ({"schedule": "cosin"}, "schedule must be one of constant, cosine"),
+        ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
+        ({"batch": 9}, "batch must be a multiple of accumulation 2"),
+        ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
+        ({"warmup": -1}, "warmup must not be negative"),
+        ({"compile": "yes"}, "compile must be True or False"),
+        ({"patience": 0}, "patience must be a positive int"),
+        ({"model": {"attention": "relu"}}, "model must not hold attention"),
+    ],
+)
+def test_impossible_runs_are_refused(changes, message):
+    with pytest.raises((ValueError, TypeError), match=message.replace("?", r"\?")):
+        toy().replace(**changes)
+    with pytest.raises(ValueError, match="needs a value for task, learning_rate"):
+        Run.from_dict({"steps": 1, "batch": 1})
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
+def test_an_update_sees_the_same_samples_however_it_is_divided(processes, accumulation):
+    """And every epoch all of them, once."""
+    whole = Order(samples=11, batch=8, seed=3)
+    parts = [Order(11, 8, accumulation, 3, processes, process) for process in range(processes)]
+    for update in range(11):
+        divided = [
+            key
+            for number in range(update * accumulation, (update + 1) * accumulation)
+            for part in parts
+            for key in part.keys(number)
+        ]
+        assert divided == whole.keys(update)
+    line = [key for update in range(11) for key in whole.keys(update)]
+    assert sorted(line) == [(epoch, index) for epoch in range(8) for index in range(11)]
+    assert [e for e, _ in line] == sorted(e for e, _ in line)
+    assert line[:11] != line[11:22]
+
+
+def test_an_order_can_be_entered_anywhere():
+    walked = Order(samples=5, batch=12, seed=1)
+    for number in range(9):
+        walked.keys(number)
+    assert walked.keys(9) == Order(samples=5, batch=12, seed=1).keys(9)
+    assert Order(samples=5, batch=12, seed=2).keys(9) != walked.keys(9)
+    assert walked.epoch(10) == 24
+    with pytest.raises(ValueError, match="multiple of accumulation times processes, 2 × 3, but got 8"):
+        Order(5, 8, 2, 0, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("constant", lambda o: transformers.get_constant_schedule_with_warmup(o, 10)),
+        ("cosine", lambda o: transformers.get_cosine_schedule_with_warmup(o, 10, 100)),
+        (
+            "polynomial",
+            lambda o: transformers.get_polynomial_decay_schedule_with_warmup(o, 10, 100, 0.02, 2.0),
+        ),
+        ("inverse_sqrt", lambda o: transformers.get_inverse_sqrt_schedule(o, 10)),
+    ],
+)
+def test_schedules_are_those_of_transformers(name, theirs):
+    """Which begin with a step at rate zero; ours begin with the one after."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = theirs(optimizer)
+    settings = {"end": 0.02, "power": 2.0} if name == "polynomial" else {}
+    ours = schedules.schedule(name, warmup=10, steps=100, **settings)
+    for done in range(99):
+        optimizer.step()
+        schedule.step()
+        assert ours(done) == pytest.approx(schedule.get_last_lr()[0], rel=1e-9), done
+
+
+def test_rsqrt_is_that_of_the_long_range_arena():
+    """base · min(1, step / warm-up) / sqrt(max(step, warm-up))"""
+    ours = schedules.schedule("rsqrt", warmup=1000, steps=5000)
+    for step in (1, 500, 1000, 1001, 4000):
+        assert ours(step - 1) == pytest.approx(min(1, step / 1000) / math.sqrt(max(step, 1000)))
+
+
+@pytest.mark.parametrize("name", schedules.NAMES)
+def test_schedules_without_warm_up_begin_high_and_end(name):
+    values = [schedules.factor(name, s, warmup=0, steps=50, end=0.1) for s in range(1, 51)]
+    assert all(0 < v <= 1 for v in values)
+    assert values == sorted(values, reverse=True)
+    if name in ("cosine", "polynomial"):
+        assert values[-1] == pytest.approx(0.1)
+
+
+def _append(path, number):
+    for i in range(20):
+        files.append_once(path, {"id": f"{number}-{i}", "text": "x" * 5000}, "id")
+
+
+def test_records_are_appended_whole_and_once(tmp_path):
+    path = tmp_path / "results" / "x.jsonl"
+    workers = [multiprocessing.get_context("fork").Process(target=_append, args=(path, n)) for n in (1, 2, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(line["id"] for line in files.lines(path)) == sorted(
+        f"{n}-{i}" for n in (1, 2) for i in range(20)
+    )
+    with path.open("a") as file:
+        file.write('{"id": "torn')
+    assert files.append_once(path, {"id": "torn"}, "id"), "half a line is not that record"
+    assert files.lines(path)[-1] == {"id": "torn"}
+    assert not files.append_once(path, {"id": "torn", "more": 1}, "id")
+    path.write_text('{"a": 1}\nnonsense\n')
+    with pytest.raises(ValueError, match=r"x.jsonl, line 2: not a JSON object"):
+        files.lines(path)
+
+
+def test_a_log_is_rewound_to_a_step(tmp_path):
+    log = Log(tmp_path)
+    for step in range(1, 6):
+        log.write(step, loss=step / 10)
+    log.flush()
+    with log.path.open("a") as file:
+        file.write('{"step": 6, "lo')
+    again = Log(tmp_path)
+    assert again.last() == 5
+    again.rewind(3)
+    again.write(4, loss=0.5)
+    assert [(line["step"], line["loss"]) for line in files.lines(log.path)] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+        (4, 0.5),
+    ]
+
+
+def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
+    written = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def flush(self):
+            pass
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorboard")
+    log = Log(tmp_path)
+    log.write(3, loss=0.5)
+    log.write(3, event="valid", accuracy=0.25)
+    assert written == [
+        (str(tmp_path / "tensorboard"), 1), ("train/loss", 0.5, 3), ("valid/accuracy", 0.25, 3)
+    ]  # fmt: skip
+
+
+def test_a_split_on_the_device_is_the_collated_one():
+    """In small integers, padded alike; unless it changes from epoch to epoch."""
+    task = Toy(rows=9)
+    data = task.dataset("train")
+    resident = Resident(task, data, device=torch.device("cpu"), whole=False)
+    assert {name: x.dtype for name, x in resident.columns.items()} == {
+        "input_ids": torch.uint8, "attention_mask": torch.uint8, "labels": torch.int16,
+    }  # fmt: skip
+    for batch, start in zip(resident.evaluation(range(2, 9), 3), (2, 5, 8), strict=True):
+        expected = task.collate([data[i] for i in range(start, min(start + 3, 9))])
+        for name, x in expected.items():
+            assert batch[name].dtype == x.dtype
+            assert torch.equal(batch[name], x), name
+    whole = Resident(task, data, device=torch.device("cpu"), whole=True)
+    assert len({b["input_ids"].shape for b in whole.evaluation(range(9), 1)}) == 1
+    assert fits(task, data)
+    assert not fits(task, Toy(changing=True).dataset("train"))
