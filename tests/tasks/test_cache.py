@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +141,40 @@ def test_number_of_workers(monkeypatch):
         workers.cores()
     monkeypatch.delenv("COSFORMER_WORKERS")
     assert workers.cores() >= 1
+
+
+def _who(_):
+    return os.getpid()
+
+
+def _work_for_ever(queue):
+    os.environ["COSFORMER_WORKERS"] = "2"
+    results = workers.ordered(_who, iter(int, 1))
+    queue.put({next(results) for _ in range(20)})
+    time.sleep(60)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc")
+def test_workers_do_not_outlive_their_parent():
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    parent = context.Process(target=_work_for_ever, args=(queue,))
+    parent.start()
+    children = queue.get(timeout=60)
+    assert all(_runs(pid) for pid in children)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.join(timeout=60)
+    end = time.monotonic() + 30
+    while any(_runs(pid) for pid in children) and time.monotonic() < end:
+        time.sleep(0.1)
+    left = [pid for pid in children if _runs(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left

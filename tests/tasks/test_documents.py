@@ -26,6 +26,7 @@ def test_no_paper_is_in_two_splits():
     task = tasks.build("citations", official=False)
     pairs = {split: texts(task.dataset(split)) for split in ("train", "valid", "test")}
     papers = {split: {p for a, b, _ in own for p in (a, b)} for split, own in pairs.items()}
+    assert all(papers.values())
     assert not papers["train"] & papers["valid"]
     assert not papers["train"] & papers["test"]
     assert not papers["valid"] & papers["test"]

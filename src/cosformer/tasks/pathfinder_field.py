@@ -70,7 +70,8 @@ class Field:
         # Beyond a right angle of continuity * turn the square would rise again.
         weights = np.array([math.cos(a) ** 2 if abs(a) < math.pi / 2 - 1e-9 else 0.0 for a in angles])
         self.turns, self.weights = turns[weights > 0], weights[weights > 0]
-        steps = np.linspace(0, stimulus.paddle_length, math.ceil(2 * stimulus.paddle_length) + 1)
+        # Points of a paddle that are looked at: between two of them nothing round and so wide fits.
+        steps = np.linspace(0, stimulus.paddle_length, math.ceil(stimulus.paddle_length / stimulus.gap) + 1)
         self.points = DIRECTIONS[:, None] * steps[:, None]  # [headings, points, 2], from a paddle's start
         self.bars = self._stamps(stimulus.paddle_length / 2, stimulus.clearance)
         # Half a cell more, for what is lost by cutting the plane into cells.
@@ -114,11 +115,13 @@ class Field:
 
     def stamp(self, stamps: Array, kinds: Array, centres: Array, value: int) -> None:
         """Takes the cells around centres [B, 2]."""
-        corner = np.floor(centres * self.s.cells).astype(np.int64) + self.margin - stamps.shape[1] // 2
-        offset = np.arange(stamps.shape[1])
-        x, y = corner[:, 0, None] + offset, corner[:, 1, None] + offset  # [B, n]
-        place = np.arange(len(self))[:, None, None], y[:, :, None], x[:, None, :]
-        self.mask[place] |= stamps[kinds] * np.uint8(value)
+        size, width = self.mask.shape[1], stamps.shape[1]
+        corner = np.floor(centres * self.s.cells).astype(np.int64) + self.margin - width // 2
+        first = (np.arange(len(self)) * size + corner[:, 1]) * size + corner[:, 0]
+        patch = (np.arange(width)[:, None] * size + np.arange(width)).reshape(-1)
+        # By the numbers of cells in the whole, which is faster than by picture, row and column.
+        cells, taken = first[:, None] + patch, self.mask.reshape(-1)
+        taken[cells] |= (stamps * np.uint8(value)).reshape(len(stamps), -1)[kinds]
 
     def free(self, starts: Array, headings: Array, forbidden: int, border: float) -> Array:
         """bool like headings [B, K]: whether a paddle from starts [B, K, 2] touches nothing forbidden."""
@@ -126,9 +129,11 @@ class Field:
         low, high = border, self.s.side - border
         both = np.stack([starts, ends], 3)
         inside = np.logical_and(both >= low, both <= high).all((2, 3))
-        cells = (starts[:, :, None] + self.points[headings]) * self.s.cells + self.margin  # [B, K, P, 2]
-        cells = cells.astype(np.int32).clip(0, self.mask.shape[1] - 1)
-        taken = self.mask[np.arange(len(self))[:, None, None], cells[..., 1], cells[..., 0]]
+        size = self.mask.shape[1]
+        points = (starts[:, :, None] + self.points[headings]) * self.s.cells + self.margin  # [B, K, P, 2]
+        cells = points.astype(np.int64).clip(0, size - 1)
+        rows = np.arange(len(self))[:, None, None] * size
+        taken = self.mask.reshape(-1)[(rows + cells[..., 1]) * size + cells[..., 0]]
         return np.logical_and(inside, ((taken & np.uint8(forbidden)) == 0).all(2))
 
     def lay(self, starts: Array, headings: Array) -> None:
