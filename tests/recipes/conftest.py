@@ -2,6 +2,7 @@ import pytest
 
 from cosformer.tasks import corpora, pathfinder
 from tests.tasks import tiny
+from tests.training.conftest import _frozen  # noqa: F401 (a fixture)
 
 
 @pytest.fixture
