@@ -16,6 +16,7 @@ def tiny_data(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "python_files", lambda split: list(library(split))[:3])
 
     def write(name):
+        tiny.wikitext("wikitext-2")  # from which vocabularies are learned
         files, _ = tiny.TASKS[name]
         if files is not None:
             files()
