@@ -1,6 +1,9 @@
 """The registry: what is known, how it is built, and what it says to a mistake."""
 
 import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +34,24 @@ def test_a_task_is_a_frozen_dataclass_that_explains_itself(name):
     assert task == tasks.build(name)
     with pytest.raises(dataclasses.FrozenInstanceError):
         task.title = "another"
+
+
+def test_the_package_offers_every_task():
+    classes = {tasks.get(name).__name__ for name in tasks.names()}
+    assert classes <= set(tasks.__all__)
+    assert all(getattr(tasks, name).__doc__ for name in classes | {"Task", "Metric", "DataError", "fetch"})
+
+
+def test_the_documentation_has_every_task():
+    table = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
+    listed = {name.strip() for cell in first for name in cell.split(",")}
+    assert set(tasks.names()) <= listed
+
+
+def test_importing_tasks_needs_no_transformers():
+    program = "import sys, cosformer.tasks; print(*{m.partition('.')[0] for m in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert not {"transformers", "tokenizers", "datasets", "matplotlib", "PIL"} & set(done.stdout.split())

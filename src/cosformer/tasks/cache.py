@@ -8,6 +8,7 @@ when it is complete, so that whatever has its final name is whole; a second proc
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "COSFORMER_CACHE"
+
+logger = logging.getLogger(__name__)
 
 
 def root() -> Path:
@@ -46,6 +49,7 @@ def entry(kind: str, settings: Mapping[str, Any], build: Callable[[Path], None])
     with lock:
         if target.is_dir():
             return target
+        logger.info("making %s, once, in %s", kind, target)
         aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
             build(aside)

@@ -87,8 +87,7 @@ def _build(papers: Path, citations: Path, official: bool, seed: int, folder: Pat
     rng = random.Random(seed)
     for split in SPLITS:
         own = [(a, b) for a, b in pairs if belongs[a] == belongs[b] == split]
-        rows = [(a, b, 1) for a, b in own] + [(a, b, 0) for a, b in _others(own, links, rng)]
-        rng.shuffle(rows)
+        rows = _rows(own, links, rng)
         save_pairs(folder, split, [(numbers[a], numbers[b], label) for a, b, label in rows])
 
 
@@ -116,15 +115,16 @@ def _region(links: Links, left: set[str], size: int) -> set[str]:
     return region
 
 
-def _others(pairs: list[tuple[str, str]], links: Links, rng: random.Random) -> list[tuple[str, str]]:
-    """For each citation a pair that is none, of the same citing paper. The second papers are those of the
-    citations too, as often as they are cited there: how popular a paper is says nothing about the label."""
+def _rows(pairs: list[tuple[str, str]], links: Links, rng: random.Random) -> list[tuple[str, str, int]]:
+    """Each citation, and a pair that is none, of the same citing paper. Its second paper is one that another
+    cites, drawn as often as it is cited: how popular a paper is says nothing about the label. A citation for
+    which there is no such pair is left out."""
     cited = [b for _, b in pairs]
-    out = []
-    for a, _ in pairs:
-        for _ in range(1000):
-            b = rng.choice(cited)
-            if b != a and b not in links[a]:
-                out.append((a, b))
-                break
-    return out
+    rows = []
+    for a, b in pairs:
+        drawn = (rng.choice(cited) for _ in range(1000))
+        other = next((c for c in drawn if c != a and c not in links[a]), None)
+        if other is not None:
+            rows += [(a, b, 1), (a, other, 0)]
+    rng.shuffle(rows)
+    return rows

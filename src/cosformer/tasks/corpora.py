@@ -89,13 +89,19 @@ def _python_split(name: str) -> Split:
 
 
 def _articles(lines: Iterator[str]) -> Iterator[str]:
-    """An article begins with its title, `` = Title = ``; sections have more signs."""
+    """An article begins with its title, ` = Title = `, alone between two empty lines; sections have more
+    signs, and some tables lines of the same form."""
     article: list[str] = []
-    for line in lines:
-        if line.startswith(" = ") and not line.startswith(" = = ") and line.endswith(" = ") and article:
-            yield "\n".join(article)
+    before, line = "", next(lines, None)
+    while line is not None:
+        after = next(lines, None)
+        alone = not before.strip() and not (after or "").strip()
+        title = line.startswith(" = ") and line.endswith(" = ") and not line.startswith(" = = ")
+        if alone and title and article:
+            yield "\n".join(article).rstrip()
             article = []
         if line.strip() or article:
             article.append(line.strip())
+        before, line = line, after
     if article:
-        yield "\n".join(article)
+        yield "\n".join(article).rstrip()

@@ -21,7 +21,8 @@ class Sst2(Glue):
         text        that loves its characters and communicates something rather beautiful about human nature
         labels      1
 
-    Provenance: `glue/SST-2/{train,dev}.tsv`, 67,349 / 872 rows, columns sentence, label.
+    Provenance: `glue/SST-2/{train,dev}.tsv`, 67,349 / 872 rows, columns sentence, label. Many
+    training rows are phrases of the same sentence, so that valid is easier than test.
     """
 
     title = "SST-2"

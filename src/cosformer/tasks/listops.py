@@ -13,7 +13,7 @@ from torch import Tensor
 from cosformer.ops.checks import positive_int
 from cosformer.tasks import cache, sources, workers
 from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split, sequences
-from cosformer.tasks.listops_trees import SYMBOLS, Grammar, Trees, grow
+from cosformer.tasks.listops_trees import CLOSE, SYMBOLS, Grammar, Trees, grow
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
 from cosformer.tasks.registry import register
@@ -42,7 +42,7 @@ class ListOps(Task):
         min_length, max_length: a tree is kept if min_length < tokens < max_length.
         max_depth: of a digit; the root has depth 1.
         max_args: the most arguments of an operator.
-        train_rows, valid_rows, test_rows: sizes of the splits.
+        train_rows, valid_rows, test_rows: sizes of the splits; files have to have as many rows.
         seed: of the generator.
         files: folder of the original TSVs under COSFORMER_DATA (such as "listops-1000"); None: generate.
     """
@@ -88,6 +88,12 @@ class ListOps(Task):
             path = sources.find(f"{self.files}/{file}", advice=_ADVICE)
             key = {"version": 1, "file": sources.identity(path), "longest": self.max_length}
             folder = cache.entry("listops-tsv", key, partial(_convert, path, split, self.max_length))
+            found, expected = len(load_numbers(folder, f"{split}.labels")), sizes(self, split)
+            if found != expected:
+                raise sources.DataError(
+                    f"{path}: {found:,} rows, but {split}_rows is {expected:,}, by default the official "
+                    f"number; fetch the file again, or set {split}_rows."
+                )
         return LabelledRows(
             {"input_ids": Ragged(folder, split)}, load_numbers(folder, f"{split}.labels"), self.length
         )
@@ -100,9 +106,9 @@ class ListOps(Task):
         return sequences(rows, self.pad_token_id, self.length)
 
     def example(self) -> str:
-        trees = grow(np.random.default_rng(self.seed), 1000, Grammar(8, 20))
-        text = " ".join(SYMBOLS[t] for t in trees.tokens[: trees.lengths[0]])
-        return f"input_ids  {text}\n   labels  {trees.values[0]}"
+        texts = _distinct(iter([grow(np.random.default_rng(self.seed), 1000, Grammar(10, 22))]))
+        tokens, value = next((t, v) for t, v in texts if t.count(CLOSE) > 1)
+        return f"input_ids  {' '.join(SYMBOLS[t] for t in tokens)}\n   labels  {value}"
 
 
 def _generate(seed: int, counts: dict[Split, int], grammar: Grammar, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Documents packed to rows of one length, and masks that are drawn anew in each epoch."""
 
-from collections import defaultdict
+from bisect import bisect_left, insort
 from typing import Any
 
 import numpy as np
@@ -27,17 +27,25 @@ def packed(offsets: Array, length: int) -> list[list[tuple[int, int]]]:
     ]
     pieces.sort(key=lambda piece: (piece[0] - piece[1], piece[0]))
     rows: list[list[tuple[int, int]]] = []
-    with_room: dict[int, list[int]] = defaultdict(list)
+    rooms: list[int] = []  # sorted: what is left in rows that are not full
+    with_room: dict[int, list[int]] = {}
     for start, end in pieces:
         size = end - start
-        room = next((r for r in range(size, length) if with_room[r]), None)
-        if room is None:
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
             row, room = len(rows), length
             rows.append([])
         else:
+            room = rooms[at]
             row = with_room[room].pop()
+            if not with_room[room]:
+                del rooms[at], with_room[room]
         rows[row].append((start, end))
-        with_room[room - size].append(row)
+        room -= size
+        if room and room not in with_room:
+            insort(rooms, room)
+        if room:
+            with_room.setdefault(room, []).append(row)
     return rows
 
 

@@ -14,7 +14,8 @@ from cosformer.tasks import cache, png, workers
 from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.pathfinder_drawing import draw, tips
-from cosformer.tasks.pathfinder_snakes import Array, Snakes, Stimulus, grow
+from cosformer.tasks.pathfinder_field import Array, Stimulus
+from cosformer.tasks.pathfinder_snakes import Snakes, grow
 from cosformer.tasks.pictures import PictureRows, collate_pictures, drawn
 from cosformer.tasks.registry import register
 from cosformer.tasks.synthetic import sizes

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from cosformer.tasks.pathfinder_snakes import Array, Snakes, Stimulus
+from cosformer.tasks.pathfinder_field import Array, Stimulus
+from cosformer.tasks.pathfinder_snakes import Snakes
 
 _SCALE = 2
 _CONTRAST = 0.75

@@ -8,6 +8,8 @@ import collections
 import itertools
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
@@ -45,7 +47,8 @@ def ordered(function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     waiting: collections.deque[Future[R]] = collections.deque()
     todo = iter(jobs)
-    with ProcessPoolExecutor(workers, multiprocessing.get_context(method)) as pool:
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(workers, context, _leave_with, (os.getpid(),)) as pool:
         try:
             # A few jobs ahead: nobody waits, and little is done in vain when the caller stops.
             waiting.extend(pool.submit(function, job) for job in itertools.islice(todo, workers + 2))
@@ -55,3 +58,14 @@ def ordered(function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
                 yield result
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leave_with(parent: int) -> None:
+    """A worker whose parent was killed would wait for ever: it looks now and then whether it is there."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,160 @@
+"""Pairs of papers, pictures, and sequences for fine-tuning: what a row is made of."""
+
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from cosformer import tasks
+from cosformer.tasks import png
+from cosformer.tasks.finetuning import _framed, held_out
+from cosformer.tasks.tokens import Bytes
+from tests.tasks import tiny
+
+B, S, E = Bytes.bos, Bytes.sep, Bytes.eos
+
+
+def texts(rows):
+    return [
+        (bytes(r["input_ids"].tolist()), bytes(r["pair_input_ids"].tolist()), int(r["labels"])) for r in rows
+    ]
+
+
+def test_no_paper_is_in_two_splits():
+    tiny.papers()
+    task = tasks.build("citations", official=False)
+    pairs = {split: texts(task.dataset(split)) for split in ("train", "valid", "test")}
+    papers = {split: {p for a, b, _ in own for p in (a, b)} for split, own in pairs.items()}
+    assert all(papers.values())
+    assert not papers["train"] & papers["valid"]
+    assert not papers["train"] & papers["test"]
+    assert not papers["valid"] & papers["test"]
+    numbers = {tiny.sentence(i, 120).encode(): i for i in range(60)}
+    assert all(len(text) > 500 for text in numbers)
+    for own in pairs.values():
+        assert sum(label for _, _, label in own) * 2 == len(own), "balanced"
+        for a, b, label in own:
+            distance = numbers[b] - numbers[a]
+            assert (distance in (1, 3)) == (label == 1)
+            assert abs(distance) not in (1, 3) or label == 1, "a pair of label 0 cites in neither direction"
+
+
+def test_short_papers_are_left_out():
+    tiny.papers()
+    rows = tasks.build("citations", official=False).dataset("train")
+    before = len(rows.documents)
+    lines = [f'{{"id": "p{i}", "text": "{"short" if i == 7 else tiny.sentence(i, 120)}"}}' for i in range(60)]
+    tiny.write("citations/papers.jsonl", lines)
+    assert len(tasks.build("citations", official=False).dataset("train").documents) == before - 1
+
+
+def test_a_paper_that_is_there_twice():
+    tiny.papers()
+    tiny.write(
+        "citations/papers.jsonl", ['{"id": "a", "text": "x"}', '{"id": "b", "text": "' + "x" * 600 + '"}'] * 2
+    )
+    with pytest.raises(tasks.DataError, match=r"papers.jsonl, line 4: paper 'b' is there twice"):
+        tasks.build("citations", official=False).dataset("train")
+
+
+def test_retrieval_keeps_a_text_once():
+    tiny.aan()
+    rows = tasks.build("retrieval", official=False, length=10).dataset("valid")
+    assert len(rows) == 20
+    assert len(rows.documents) == 21
+    expected = [
+        (tiny.sentence(i).encode()[:10], tiny.sentence(i + 1).encode()[:10], i % 2) for i in range(20)
+    ]
+    assert texts(rows) == expected
+
+
+def filtered(picture, kind):
+    """A picture's rows behind one of the five filters of the standard, pixel by pixel."""
+    height, width = picture.shape
+    at = lambda y, x: int(picture[y, x]) if y >= 0 and x >= 0 else 0  # noqa: E731
+    out = bytearray()
+    for y in range(height):
+        own = (y % 5) if kind == "mixed" else kind
+        out.append(own)
+        for x in range(width):
+            a, b, c = at(y, x - 1), at(y - 1, x), at(y - 1, x - 1)
+            nearest = min((a, b, c), key=lambda v: abs(a + b - c - v))
+            out.append((at(y, x) - (0, a, b, (a + b) // 2, nearest)[own]) % 256)
+    return bytes(out)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (13, 7), (7, 13)])
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, "mixed"])
+def test_png_filters(kind, shape, tmp_path, monkeypatch):
+    picture = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    path = tmp_path / "x.png"
+    compress = zlib.compress
+    monkeypatch.setattr(png.zlib, "compress", lambda data, level: compress(filtered(picture, kind), level))
+    png.write(path, picture)
+    np.testing.assert_array_equal(png.read(path), picture)
+
+
+def test_image_order():
+    tiny.cifar()
+    task = tasks.build("image", official=False)
+    train, valid, test = (task.dataset(s) for s in ("train", "valid", "test"))
+    assert [len(train), len(valid), len(test)] == [18, 2, 4]
+    first = [int(row["input_ids"][0]) for rows in (train, valid) for row in rows]
+    assert first == list(range(20)), "row by row, sheet by sheet"
+    assert [int(row["labels"]) for row in test] == [0, 1, 2, 3]
+    assert train[0]["input_ids"].shape == (1024,)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([1, 2], [3], [B, 1, 2, S, 3, E]),
+        ([1] * 9, [3], [B, 1, 1, 1, 1, S, 3, E]),
+        ([1], [3] * 9, [B, 1, S, 3, 3, 3, 3, E]),
+        ([1] * 9, [3] * 9, [B, 1, 1, 1, S, 3, 3, E]),
+        ([], [3] * 5, [B, S, 3, 3, 3, 3, 3, E]),
+    ],
+)
+def test_the_longer_text_is_cut_first(first, second, expected):
+    assert _framed([first, second], Bytes(), 8) == expected
+
+
+def test_one_text():
+    assert _framed([[1, 2]], Bytes(), 8) == [B, 1, 2, E]
+    assert _framed([[1] * 20], Bytes(), 8) == [B, 1, 1, 1, 1, 1, 1, E]
+
+
+def test_rows_of_a_pair_task():
+    tiny.glue(
+        "RTE", ["index", "sentence1", "sentence2", "label"], ["entailment", "not_entailment"], (1, 2), 3
+    )
+    rows = tasks.build("rte", official=False).dataset("test")
+    for i, row in enumerate(rows):
+        expected = [B, *tiny.sentence(i + 1).encode(), S, *tiny.sentence(i + 2).encode(), E]
+        assert row["input_ids"].tolist() == expected
+        assert int(row["labels"]) == i % 2
+
+
+def test_held_out_rows():
+    train, valid = held_out(1000, 0.1, "train"), held_out(1000, 0.1, "valid")
+    assert len(valid) == 100
+    assert sorted([*train, *valid]) == list(range(1000))
+    assert np.array_equal(valid, held_out(1000, 0.1, "valid"))
+    assert len(held_out(400_000, 0.1, "valid")) == 5000
+    assert held_out(1000, 0.1, "test") is None
+    for share in (0.0, 1.0, 3, "some"):
+        with pytest.raises(ValueError, match="held_out must be a share of the training rows"):
+            tasks.build("sst2", held_out=share)
+
+
+def test_the_same_bpe_as_in_pretraining():
+    tiny.wikitext("wikitext-2")
+    tiny.glue("SST-2", ["sentence", "label"], ["0", "1"], (0,), 1)
+    settings = {"tokens": "bpe", "bpe_size": 300}
+    fine, pre = tasks.build("sst2", official=False, **settings), tasks.build("mlm", **settings)
+    assert fine.vocab_size == pre.vocab_size
+    row = fine.dataset("test")[0]["input_ids"].tolist()
+    assert pre._vocabulary.decode(row) == tiny.sentence(0)
+    assert len(row) < len(tiny.sentence(0).encode())
+    assert torch.equal(fine.dataset("test")[0]["input_ids"], torch.tensor(row))
