@@ -14,10 +14,12 @@ BASE = Table(
         "model": {"position": "learned"}, "schedule": "polynomial", "weight_decay": 0.01, "epsilon": 1e-6,
     },
     tiny={
-        "task_settings": {"length": 64, "tokens": "bytes", "official": False},
+        "task_settings": {
+            "length": 64, "tokens": "bpe", "bpe_size": 4096, "bpe_corpus": "wikitext2", "official": False,
+        },
         "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 100, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 50, "save_every": 50,
-        "eval_batch": 250,
+        "steps": 200, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 100, "save_every": 100,
+        "eval_batch": 250, "data": "loader",
     },
     small={
         "task_settings": {"tokens": "bpe", "bpe_size": 16_384, "bpe_corpus": "wikitext2"},

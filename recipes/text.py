@@ -12,8 +12,8 @@ TABLE = Table(
     tiny={
         "task_settings": {"length": 256, "official": False},
         "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 150, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 50, "save_every": 50,
-        "eval_batch": 250,
+        "steps": 200, "batch": 32, "learning_rate": 5e-3, "warmup": 20, "eval_every": 100, "save_every": 100,
+        "eval_batch": 250, "data": "loader",
     },
     small={
         "model": {

@@ -2,6 +2,7 @@ import pytest
 
 from cosformer.tasks import corpora, pathfinder
 from tests.tasks import tiny
+from tests.training.conftest import _frozen  # noqa: F401 (a fixture)
 
 
 @pytest.fixture
@@ -15,6 +16,7 @@ def tiny_data(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "python_files", lambda split: list(library(split))[:3])
 
     def write(name):
+        tiny.wikitext("wikitext-2")  # from which vocabularies are learned
         files, _ = tiny.TASKS[name]
         if files is not None:
             files()

@@ -3,9 +3,10 @@
     python -m tests.training.crash FOLDER
 
 One process imports everything once; every session of a run is a fork of it. A session is told when to die: a
-dict with `step` (after so many updates), `flush` (at that call of fsync, counted through the session, which
-falls between the files of a checkpoint), `rename` (just before or after a checkpoint gets its name) or
-`after` (seconds, by another process).
+dict with `step` (after so many updates), `flush` or `manifest` (at that call of fsync in the session, of any
+file or of a manifest, which is then cut off), `rename` (just before or after checkpoint 8 gets its name),
+`after` (seconds, by another process) or `interrupt` (Ctrl-C at a step, which is no death). Every list of them
+is one run, resumed after each, and once more to its end.
 """
 
 import gc
@@ -26,17 +27,9 @@ from cosformer.training.trainer import RunTrainer
 from tests.training.toy import toy
 
 DEATHS = {
-    "before the first checkpoint": [{"step": 2}],
-    "after a step": [{"step": 7}],
-    "twice": [{"step": 5}, {"step": 9}],
-    "at the last step": [{"step": 12}],
-    "among the files of a checkpoint": [{"flush": 9}],
-    "among those of a later one": [{"flush": 31}],
-    "before the manifest is flushed": [{"manifest": 2}],
-    "before the folder gets its name": [{"rename": "before"}],
-    "after the folder got its name": [{"rename": "after"}],
-    "at any moment": [{"after": 0.3}, {"after": 0.5}],
-    "by Ctrl-C": [{"interrupt": 7}],
+    "between steps": [{"step": 2}, {"step": 7}, {"step": 9}, {"step": 12}],
+    "while saving": [{"flush": 9}, {"manifest": 2}, {"rename": "before"}, {"rename": "after"}, {"flush": 14}],
+    "at any moment": [{"after": 0.3}, {"interrupt": 7}, {"after": 0.4}],
 }
 
 

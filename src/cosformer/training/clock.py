@@ -12,7 +12,7 @@ from cosformer.training.status import Status
 
 
 class Clock:
-    """Runs while a session trains: not in its first steps, in evaluations or while a checkpoint is written.
+    """Runs while a stretch trains: not in its first steps, in evaluations or while a checkpoint is written.
 
     Attributes:
         tokens: those trained on while it ran.
@@ -24,12 +24,12 @@ class Clock:
         self._spent = 0.0
         self._noted = (0, 0.0)
         self._since: float | None = None
-        self._began = self._session = time.monotonic()
+        self._began = self._stretch = time.monotonic()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
     def started_after(self, steps: int, planned: int) -> bool:
-        """Whether so many steps of this session are just enough to have warmed up."""
+        """Whether so many steps of this stretch are just enough to have warmed up."""
         return steps == min(10, max(1, planned // 10))
 
     def start(self) -> None:
@@ -56,8 +56,8 @@ class Clock:
         return self.tokens / seconds if seconds > 0 and self.tokens else None
 
     def seconds_left(self, done: int, left: int) -> float:
-        """Of a session that has made some steps, evaluations and checkpoints included."""
-        return (time.monotonic() - self._session) / done * left
+        """Of a stretch that has made some steps, evaluations and checkpoints included."""
+        return (time.monotonic() - self._stretch) / done * left
 
     def note(self, status: Status) -> None:
         """Adds what has passed since the last note to a run's figures. To be called while paused."""

@@ -1,7 +1,11 @@
 """Batches collated on the CPU, by worker processes where asked for; the same ones however many there are."""
 
+import ctypes
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +16,7 @@ from cosformer.training.order import Order
 
 Batch = dict[str, Tensor]
 Key = tuple[int, int]
+_PR_SET_PDEATHSIG = 1
 
 
 class Keyed(Dataset[Batch]):
@@ -64,15 +69,23 @@ class Collated:
             pin_memory=self.device.type == "cuda",
             # The workers' seeds would otherwise be drawn from the generator that dropout draws from.
             generator=torch.Generator().manual_seed(0),
-            worker_init_fn=_deaf,
+            worker_init_fn=partial(_bind, os.getpid()),
         )
         for batch in loader:
             yield {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
 
 
-def _deaf(worker: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; what happens then is the main process's business."""
+def _bind(parent: int, worker: int) -> None:
+    """A worker lives exactly as long as the process it works for.
+
+    Ctrl-C reaches all processes of a terminal, and what happens then is the main process's business. If that
+    is killed, its workers go with it: PyTorch's own watch starts too late for one killed at its beginning.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class _Chosen:

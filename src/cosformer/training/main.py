@@ -11,6 +11,7 @@ from safetensors.torch import load_model
 from cosformer import machine, tasks
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, files, model, record
+from cosformer.training.arguments import arguments
 from cosformer.training.clock import peak_memory
 from cosformer.training.interrupt import Interrupt
 from cosformer.training.loader import Collated
@@ -20,7 +21,7 @@ from cosformer.training.progress import Progress, chosen
 from cosformer.training.resident import Resident, fits
 from cosformer.training.run import Run
 from cosformer.training.status import Status
-from cosformer.training.trainer import RunTrainer, arguments
+from cosformer.training.trainer import RunTrainer
 
 _RUN, _RECORD = "run.json", "record.json"
 

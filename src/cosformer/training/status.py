@@ -20,10 +20,10 @@ class Status:
         best_step, best: where the validation metric was best, and all its figures there.
         waited: evaluations since then.
         tokens: real tokens trained on.
-        wall_s: seconds since the run began, what was between two sessions not counted.
+        wall_s: seconds since the run began, what was between two stretches not counted.
         timed_tokens, timed_s: those of them, and the time they took, that count for the throughput: without
-            the first steps of a session (which compile and warm up), evaluations and checkpoints.
-        peak_memory_bytes: the most that any session has used.
+            the first steps of a stretch (which compile and warm up), evaluations and checkpoints.
+        peak_memory_bytes: the most that any stretch has used.
     """
 
     step: int = 0
