@@ -2,8 +2,8 @@
 
     python -m tests.training.crash FOLDER
 
-One process imports everything once; every session of a run is a fork of it. A session is told when to die: a
-dict with `step` (after so many updates), `flush` or `manifest` (at that call of fsync in the session, of any
+One process imports everything once; every stretch of a run is a fork of it. A stretch is told when to die: a
+dict with `step` (after so many updates), `flush` or `manifest` (at that call of fsync in the stretch, of any
 file or of a manifest, which is then cut off), `rename` (just before or after checkpoint 8 gets its name),
 `after` (seconds, by another process) or `interrupt` (Ctrl-C at a step, which is no death). Every list of them
 is one run, resumed after each, and once more to its end.
@@ -38,7 +38,7 @@ def die():
 
 
 def arm(death):
-    """Arranges for this session to die."""
+    """Arranges for this stretch to die."""
     base = RunTrainer._maybe_log_save_evaluate
 
     def after_step(self, *args, **kwargs):
@@ -87,8 +87,8 @@ def note_samples(folder):
     RunTrainer.get_batch_samples = noted
 
 
-def session(folder, death):
-    """One session in a process of its own; how it ended."""
+def stretch(folder, death):
+    """One stretch in a process of its own; how it ended."""
     folder.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child == 0:
@@ -116,10 +116,10 @@ def main():
     torch.backends.mkldnn.set_flags(False)
     gc.freeze()  # the Trainer collects garbage at every start
     base, ends = Path(sys.argv[1]), {}
-    ends["never"] = [session(base / "never", {})]
+    ends["never"] = [stretch(base / "never", {})]
     for name, deaths in DEATHS.items():
         folder = base / name.replace(" ", "-")
-        ends[name] = [session(folder, death) for death in [*deaths, {}]]
+        ends[name] = [stretch(folder, death) for death in [*deaths, {}]]
     (base / "ends.json").write_text(json.dumps(ends))
 
 

@@ -68,7 +68,7 @@ def test_killed_anywhere_and_resumed_is_the_same_to_the_bit(tmp_path):
         *died, finished = ends[name]
         assert finished == 0, (name, ends[name], output.read_text())
         for death, end in zip(deaths, died, strict=True):
-            if "after" not in death:  # when a clock kills, the session may have ended before
+            if "after" not in death:  # when a clock kills, the stretch may have ended before
                 assert end == (3 if "interrupt" in death else -9), (name, death, output.read_text())
         same(folder, whole)
         assert samples_of(folder) == samples_of(whole), name
