@@ -93,7 +93,7 @@ def rows(data: dict[str, Any]) -> list[list[str]]:
             f"{m['share']:.0%}", f"{m['peak_memory_bytes'] / 2**20:,.0f}",
         ]
         for m in data["measured"]
-    ] + [[name, reason, "", "", "", ""] for name, reason in data["absent"].items()]  # fmt: skip
+    ]  # fmt: skip
 
 
 def to_markdown(data: dict[str, Any]) -> str:
@@ -103,9 +103,10 @@ def to_markdown(data: dict[str, Any]) -> str:
     )
     where = data["hardware"].get("gpu") or data["hardware"]["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    absent = "".join(f"- `{name}` was left out: {reason}\n" for name, reason in data["absent"].items())
     return (
         "# Training beside the model's own speed\n\n"
-        f"On {where}, at scale {data['scale']}.{verdict}\n\n{markdown(_HEADER, rows(data))}\n\n"
+        f"On {where}, at scale {data['scale']}.{verdict}\n\n{markdown(_HEADER, rows(data))}\n\n{absent}\n"
         "Bare is forward and backward alone, over the same batches; trained is everything: data, forward, "
         f"backward, clipping, optimiser, log. {versions}; commit {data['commit']['id']}; {data['date']}.\n"
     )
@@ -136,8 +137,9 @@ def main() -> None:
                 data["measured"].append(measure(run, args.seconds))
             except DataError as error:
                 data["absent"][name] = str(error)
+                print(f"{name} is left out: {error}", file=sys.stderr)
                 break
-            print(plain(_HEADER, rows(data)[-1 - len(data["absent"]) :]), flush=True)
+            print(plain(_HEADER, rows(data)[-1:]), flush=True)
     data |= {
         "hardware": machine.hardware(device),
         "versions": machine.versions(),

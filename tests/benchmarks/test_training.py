@@ -6,6 +6,7 @@ import torch
 from benchmarks import learning, recall, training
 from cosformer import tasks
 from cosformer.training import files
+from tests.training.conftest import _toy  # noqa: F401 (a fixture)
 from tests.training.toy import recall as tiny_recall
 from tests.training.toy import toy
 

@@ -22,9 +22,10 @@ from pathlib import Path
 
 import torch
 
+from cosformer.tasks import register
 from cosformer.training import Interrupted, checkpoint, files, train
 from cosformer.training.trainer import RunTrainer
-from tests.training.toy import toy
+from tests.training.toy import Toy, toy
 
 DEATHS = {
     "between steps": [{"step": 2}, {"step": 7}, {"step": 9}, {"step": 12}],
@@ -112,6 +113,7 @@ def stretch(folder, death):
 
 
 def main():
+    register("toy")(Toy)
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
     gc.freeze()  # the Trainer collects garbage at every start

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from cosformer.tasks import register
 from cosformer.training import train
-from tests.training.toy import recall, toy
+from tests.training.toy import Toy, recall, toy
 
 RUNS = {
     "classification": toy(model={"dropout": 0.0}, steps=6),
@@ -18,6 +19,7 @@ RUNS = {
 
 
 def main():
+    register("toy")(Toy)
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
     for name, run in RUNS.items():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cosformer.tasks import Rows, Task, register
+from cosformer.tasks import Rows, Task
 from cosformer.tasks.base import padded
 from cosformer.tasks.metrics import Accuracy
 from cosformer.training import Run
@@ -39,7 +39,6 @@ class _Changing(_Texts):
         return _Texts(self.count, self.seed + 100 * self.epoch)[index]
 
 
-@register("toy")
 @dataclass(frozen=True)
 class Toy(Task):
     """Letters and which is more frequent.
@@ -51,6 +50,7 @@ class Toy(Task):
     rows: int = 23
     changing: bool = False
 
+    name = "toy"
     title = "Toy"
     head = "classification"
     metric = Accuracy()
