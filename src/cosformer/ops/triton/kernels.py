@@ -11,6 +11,7 @@ from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.configs import Blocks, arithmetic, blocks, is_roomy, power_of_two
 from cosformer.ops.triton.decode import step
 from cosformer.ops.triton.denominators import denominators
+from cosformer.ops.triton.padding import laid_out
 from cosformer.ops.triton.pieces import ROWS, WALKS, Pieces, cut, cut_documents, size_of_pieces
 from cosformer.ops.triton.states import absorb, scan
 from cosformer.ops.triton.tape import Tape
@@ -49,7 +50,7 @@ class Kernels:
     ):  # fmt: skip
         """`tensors` by the names that ROLES uses; `d` [B, H, Tq]."""
         self.tape = tape
-        self.tensors = {n: x if x.stride(-1) == 1 else x.contiguous() for n, x in tensors.items()}
+        self.tensors = {n: laid_out(x) for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         self.mask = None
         if key_mask is not None:

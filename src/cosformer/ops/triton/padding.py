@@ -1,13 +1,15 @@
-"""Head sizes that bfloat16 kernels take only with zeros behind them.
+"""What bfloat16 kernels need of a tensor: rows that begin at multiples of 16 numbers.
 
-Below 32 a head is padded to a power of two, above to a multiple of 8: rows of other sizes do not begin
-at multiples of 16 bytes, are read slowly, and Triton 3.6 has compiled walks over them (17 columns in a
-block of 32) that read beyond their tiles. Zeros add nothing to any sum; what comes out is cut again.
+Rows that do not are read two bytes at a time, and Triton 3.6 has compiled walks over such rows (heads of 17
+and of 40) that give wrong results or read beyond their tiles. Heads are padded with zeros, which add nothing
+to any sum, below 32 to a power of two, above to a multiple of 16, and what comes out is cut again; tensors
+that lie otherwise are copied.
 """
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 
@@ -15,7 +17,7 @@ def padded(size: int, dtype: torch.dtype) -> int:
     """The head size the kernels are given."""
     if dtype != torch.bfloat16:
         return size
-    return max(16, 1 << (size - 1).bit_length()) if size <= 32 else -(-size // 8) * 8
+    return max(16, 1 << (size - 1).bit_length()) if size <= 32 else -(-size // 16) * 16
 
 
 def widen(x: Any, last: int, before: int | None = None) -> Any:
@@ -24,3 +26,13 @@ def widen(x: Any, last: int, before: int | None = None) -> Any:
         return x
     more = [0, last - x.shape[-1]]
     return pad(x, more if before is None else [*more, 0, before - x.shape[-2]])
+
+
+def laid_out(x: Tensor) -> Tensor:
+    """x [B, T, H, D] as kernels can read it: its last dimension without gaps and, if it is bfloat16, every
+    row at a multiple of 16."""
+    fits = x.stride(-1) == 1
+    if x.dtype == torch.bfloat16:
+        strides = [s for n, s in zip(x.shape[:-1], x.stride(), strict=False) if n > 1]
+        fits = fits and x.data_ptr() % 16 == 0 and all(s % 16 == 0 for s in strides)
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
