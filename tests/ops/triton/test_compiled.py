@@ -51,7 +51,7 @@ def run(code, *args):
     return made.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("capability", "dim"), itertools.product(SHARED, (64, 128)))
+@pytest.mark.parametrize(("capability", "dim"), list(itertools.product(SHARED, (64, 128))))
 def test_every_chip(capability, dim):
     lines = run(COMPILE, capability, dim)
     assert len(lines) > 10
