@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
+from cosformer.ops.triton import tape as module
 from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.tape import Tape
 
@@ -79,3 +80,30 @@ def test_what_the_tape_has_not_seen(kernel):
     tape.launch(kernel, 1, x.clone(), x, 5, x, SIZE=16)
     tape.finish(x)
     assert not tape.complete
+
+
+class OnGpu(torch.Tensor):
+    """Says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def test_one_tensor_as_several_inputs_is_another_kind_of_call(kernel, monkeypatch):
+    monkeypatch.setattr(module, "TAPES", {})
+    calls = []
+
+    def function(tape, inputs, size):
+        calls.append(inputs)
+        tape.launch(kernel, 1, *inputs, 5, None, SIZE=size)
+        return (None,)
+
+    def call(a, b):
+        module.call(function, (a, b), (16,), again=True)
+
+    one, a, b, c, d = (torch.zeros(4).as_subclass(OnGpu) for _ in range(5))
+    call(one, one)
+    call(a, b)
+    assert len(calls) == 2
+    call(c, d)
+    assert len(calls) == 2
+    assert kernel.started == [(1, (c.data_ptr(), d.data_ptr(), 5, None, 16))]

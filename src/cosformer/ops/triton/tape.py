@@ -128,7 +128,9 @@ def call(
     """
     first: Any = inputs[0]
     aligned = again and first.is_cuda
-    key: list[Any] = [function, first.get_device(), settings]
+    names = [id(x) for x in inputs]
+    same = tuple([names.index(n) for n in names])  # one tensor may be several inputs
+    key: list[Any] = [function, first.get_device(), settings, same]
     for x in inputs:
         if x is None:
             key.append(None)
