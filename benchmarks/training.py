@@ -18,6 +18,7 @@ import torch
 from benchmarks import machine
 from benchmarks.terminal import Parser, markdown, plain
 from cosformer import tasks
+from cosformer.report.files import replace as replace_file
 from cosformer.tasks.sources import DataError
 from cosformer.training import Run, recipes, train
 from cosformer.training.evaluation import autocast
@@ -123,8 +124,16 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile the model, in both")
     parser.add_argument("--out", type=Path, default=machine.ROOT / "benchmarks" / "reports")
     args = parser.parse_args()
-    data: dict[str, Any] = {"format": FORMAT, "scale": args.scale, "measured": [], "absent": {}}
-    device = torch.device("cpu")
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "scale": args.scale,
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+        "measured": [],
+        "absent": {},
+    }
+    path = args.out
     for name in args.recipes.split(","):
         for attention in args.attentions.split(","):
             run = recipes.build(
@@ -133,24 +142,25 @@ def main() -> None:
                 task_settings=_FEWER.get(name, {}),
             )  # fmt: skip
             device = torch.device(device_of(run))
+            data["hardware"] = machine.hardware(device)
             try:
                 data["measured"].append(measure(run, args.seconds))
             except DataError as error:
                 data["absent"][name] = str(error)
-                print(f"{name} is left out: {error}", file=sys.stderr)
+            path = save(data, args.out, device)
+            if name in data["absent"]:
                 break
-            print(plain(_HEADER, rows(data)[-1:]), flush=True)
-    data |= {
-        "hardware": machine.hardware(device),
-        "versions": machine.versions(),
-        "commit": machine.commit(),
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / f"training-{device.type}-{data['date'][:10].replace('-', '')}"
-    path.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    path.with_suffix(".md").write_text(to_markdown(data))
-    print(plain(_HEADER, rows(data)), path.with_suffix(".md"), sep="\n")
+            print(plain(_HEADER, rows(data)[-1 - len(data["absent"]) :]), flush=True)
+    print(plain(_HEADER, rows(data)), path, sep="\n")
+
+
+def save(data: dict[str, Any], folder: Path, device: torch.device) -> Path:
+    """After every measurement, so that a run cut short leaves what it has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"training-{device.type}-{data['date'][:10].replace('-', '')}"
+    replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+    replace_file(path.with_suffix(".md"), to_markdown(data))
+    return path.with_suffix(".md")
 
 
 def _wait(device: torch.device) -> None:
@@ -162,4 +172,4 @@ if __name__ == "__main__":
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit("\nStopped; nothing was written.")
+        sys.exit("\nStopped; what was measured is kept.")
