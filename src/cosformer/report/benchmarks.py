@@ -1,4 +1,4 @@
-"""Benchmark records as sections: the operator on a GPU and on a CPU, and generation."""
+"""Benchmark records as sections: the operator on a GPU and on a CPU, the attentions, generation, training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +12,10 @@ Record = dict[str, Any]
 PHASE = "forward+backward"
 # Who is drawn, in this order and in these colours; contenders beyond them stay in the full reports.
 OPERATOR = {"cosformer": ("cosFormer", 0), "sdpa": ("softmax", 1), "authors": ("authors' form", 2)}
+ATTENTIONS = {
+    "cosformer": ("cosFormer", 0), "softmax": ("softmax", 1), "linear": ("linear (elu + 1)", 2),
+    "performer": ("Performer", 3), "local": ("local", 4), "reformer": ("Reformer", 5),
+}  # fmt: skip
 GENERATION = {"cosformer": ("cosFormer", 0), "softmax": ("softmax", 1), "llama": ("Llama (transformers)", 3)}
 
 
@@ -21,7 +25,9 @@ def sections(records: Sequence[Record]) -> list[Section]:
     for kind, build in (
         ("cosformer operator benchmark on a GPU", gpu),
         ("cosformer operator benchmark", cpu),
+        ("cosformer attention benchmark", attentions),
         ("cosformer generation benchmark", generation),
+        ("cosformer training benchmark", training),
     ):
         newest = latest(records, kind)
         if newest is not None:
@@ -118,6 +124,48 @@ def cpu(record: Record) -> Section:
     )
 
 
+def attentions(record: Record) -> Section:
+    timings = [t for t in record["timings"] if t["phase"] == PHASE and "median_s" in t]
+    blocks: list[Block] = [
+        Plot(
+            f"attention-{mode}",
+            f"{mode.capitalize()}: time of six of the attentions, forward and backward",
+            "length, tokens",
+            "time of a call",
+            _lines([t for t in timings if t["mode"] == mode], ATTENTIONS, "length", "median_s"),
+            "How steep a line is says how an attention grows; how high it starts, what it costs before.",
+            x_unit="tokens",
+            y_unit="seconds",
+            log_x=True,
+            log_y=True,
+        )
+        for mode in ("causal", "bidirectional")
+    ]
+    longest = max(t["length"] for t in timings)
+    last = {(t["contender"], t["mode"]): t["median_s"] for t in timings if t["length"] == longest}
+    rows = []
+    for name in sorted({n for n, _ in last}):
+        found = [last.get((name, mode)) for mode in ("causal", "bidirectional")]
+        rows.append([name, *("-" if t is None else seconds(t) for t in found)])
+    blocks.append(
+        Table([f"at {longest:,} tokens", "causal", "bidirectional"], rows, "Forward and backward; all.")
+    )
+    return Section(f"The attentions: {hardware_words(record)}", [*blocks, _source(record)], "attentions")
+
+
+def training(record: Record) -> Section:
+    rows = [
+        [m["recipe"], m["attention"], f"{m['bare_tokens_per_s']:,.0f}", f"{m['tokens_per_s']:,.0f}",
+         f"{m['share']:.0%}"]
+        for m in record["measured"]
+    ]  # fmt: skip
+    header = ["recipe", "attention", "bare, tokens/s", "trained, tokens/s", "share"]
+    note = "Bare is forward and backward alone over the same batches; trained is everything a run does."
+    return Section(
+        f"Training: {hardware_words(record)}", [Table(header, rows, note), _source(record)], "training"
+    )
+
+
 def generation(record: Record) -> Section:
     rows = [
         r for r in record["results"] if r["batch"] == min(record["settings"]["batches"]) and "median_s" in r
@@ -170,6 +218,7 @@ def _lines(rows: Sequence[Record], known: dict[str, tuple[str, int]], x: str, y:
 
 def _source(record: Record) -> Text:
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
-    settings = record["settings"]
-    made = f"`{record['command']}`, {record['date'][:10]}, {settings['dtype']}; {versions}"
+    how = [record.get("command") and f"`{record['command']}`", record["date"][:10]]
+    how.append(record.get("settings", {}).get("dtype"))
+    made = f"{', '.join(x for x in how if x)}; {versions}"
     return Text(f"From `{record['stem']}.json`: {made}; commit {(record['commit']['id'] or 'unknown')[:10]}.")
