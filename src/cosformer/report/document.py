@@ -13,7 +13,7 @@ def slug(words: str) -> str:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `backquotes` mark code, [words](address) a link."""
+    """A paragraph; `backquotes` mark code, words in brackets before an address in parentheses a link."""
 
     words: str
 
@@ -58,7 +58,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Map:
-    """Weights [row][column] between 0 and 1."""
+    """Weights between 0 and 1, row by row."""
 
     name: str
     weights: Sequence[Sequence[float]]

@@ -111,7 +111,7 @@ def _samples(samples: Samples) -> str:
 
 
 def _inline(words: str) -> str:
-    """Escaped, with `code` and [links](address); addresses other than files and the web stay words."""
+    """Escaped, with `code` and links; addresses other than files and the web stay words."""
     text = escape(words)
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
     return re.sub(r"\[([^\]]+)\]\((https://[^)\s]+|#?[\w./-]+)\)", r'<a href="\2">\1</a>', text)
