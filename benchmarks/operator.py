@@ -28,6 +28,7 @@ from benchmarks.report import to_markdown, to_terminal
 from benchmarks.targets import Results, missed
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, profile, race
+from cosformer.report.files import replace as replace_file
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 QUICK = (256, 1024, 4096)
@@ -176,14 +177,14 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
     data |= {"format": gpu_report.FORMAT, "command": command(sys.argv[1:])}
     data["gpu"] = gpu.measure(shape, args.seconds or 0.12, Progress())
     stem = f"operator-cuda-{data['date'][:10].replace('-', '')}"
-    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
     print(gpu_report.to_terminal(data) + "\n")
     print(folder / f"{stem}.json")
     write_gpu(data, folder, stem)
 
 
 def write_gpu(data: dict[str, Any], folder: Path, stem: str) -> None:
-    (folder / f"{stem}.md").write_text(gpu_report.to_markdown(data))
+    replace_file(folder / f"{stem}.md", gpu_report.to_markdown(data))
     print(folder / f"{stem}.md")
 
 
@@ -194,7 +195,7 @@ def write(data: dict[str, Any], folder: Path, stem: str) -> None:
     except ImportError:
         drawn = False
         print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    (folder / f"{stem}.md").write_text(to_markdown(data, f"{stem}.png" if drawn else None))
+    replace_file(folder / f"{stem}.md", to_markdown(data, f"{stem}.png" if drawn else None))
     for ending in ("md", "png") if drawn else ("md",):
         print(folder / f"{stem}.{ending}")
 
@@ -230,7 +231,6 @@ def main() -> None:
             return
         write(data, folder_for(p, args.out or args.render.parent), args.render.stem)
         return
-    p.need_cosformer()
     shape, lengths = settings(p, args)
     folder = folder_for(p, args.out or Path(__file__).resolve().parent / "reports")
     if shape.device.type == "cuda":
@@ -238,7 +238,7 @@ def main() -> None:
         return
     data = measure(args, shape, lengths, Progress())
     stem = f"operator-{shape.device.type}-{data['date'][:10].replace('-', '')}"
-    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1) + "\n")
+    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
     print(to_terminal(data) + "\n")
     print(folder / f"{stem}.json")
     write(data, folder, stem)

@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from cosformer.cli import parser
+    from cosformer.cli.parser import Parser
     from cosformer.terminal import Progress, markdown, plain, seconds, size, times
 except ModuleNotFoundError as error:
     if error.name != "cosformer":
@@ -11,8 +11,3 @@ except ModuleNotFoundError as error:
     sys.exit("The package cosformer is not installed; run `pip install -e .` in the repository.")
 
 __all__ = ["Parser", "Progress", "markdown", "plain", "seconds", "size", "times"]
-
-
-class Parser(parser.Parser):
-    def need_cosformer(self) -> None:
-        """It was needed to come here."""
