@@ -1,9 +1,9 @@
 """What bfloat16 kernels need of a tensor: rows that begin at multiples of 16 numbers.
 
-Rows that do not are read two bytes at a time, and Triton 3.6 has compiled walks over such rows (heads of 17
-and of 40) that give wrong results or read beyond their tiles. Heads are padded with zeros, which add nothing
-to any sum, below 32 to a power of two, above to a multiple of 16, and what comes out is cut again; tensors
-that lie otherwise are copied.
+Rows that do not are read two bytes at a time, and on an H200 with Triton 3.6 walks over such rows (heads of
+17 and of 40) gave wrong gradients, and once an illegal access; why is not established. Heads are padded with
+zeros, which add nothing to any sum, below 32 to a power of two, above to a multiple of 16, and what comes
+out is cut again; tensors that lie otherwise are copied.
 """
 
 from typing import Any
