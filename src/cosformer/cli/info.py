@@ -18,7 +18,8 @@ from cosformer.terminal import plain, seconds, size
 HELP = "versions, devices, backends and why each is or is not available"
 DESCRIPTION = """What this machine has for cosformer: versions, devices, and each backend of the operator,
 with the reason where it cannot be used. --check computes small cases with every available backend, forward
-and backward, and compares them with the paper's equation in float64; it takes a few seconds."""
+and backward, and compares them with the paper's equation in float64; it takes a few seconds, and on a GPU
+the first time some more, to compile the kernels."""
 EXAMPLES = """examples:
   cosformer info
   cosformer info --check          prove each available backend right (exit code 1 if one is wrong)
@@ -128,12 +129,13 @@ def verdict_table(verdicts: list[Verdict]) -> str:
             v.device,
             "right" if v.passed else "WRONG",
             f"{v.cases}",
+            f"{v.refused}" if v.refused else "",
             f"{v.worst:.2f}",
             seconds(v.seconds),
         ]
         for v in verdicts
     ]
-    table = plain(("backend", "device", "", "cases", "error / allowed", "time"), rows)
+    table = plain(("backend", "device", "", "cases", "left to others", "error / allowed", "time"), rows)
     failures = [f"{v.backend} on {v.device}: {v.failed}." for v in verdicts if not v.passed]
     return "\n".join([table, *failures])
 

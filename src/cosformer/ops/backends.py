@@ -41,6 +41,10 @@ class Request:
 Result = tuple[Tensor, CosformerState | None]
 
 
+class NotServed(ValueError):
+    """Nobody who was asked can run this call; the message says why not, each for himself."""
+
+
 @dataclass(frozen=True)
 class Backend:
     name: str
@@ -223,4 +227,4 @@ def run(name: str, request: Request) -> Result:
         if not reasons:
             return backend.run(request)
         refusals.append(f"{backend.name}: {'; '.join(reasons)}")
-    raise ValueError(f"no backend can serve this call of cosformer_attention ({' | '.join(refusals)}).")
+    raise NotServed(f"no backend can serve this call of cosformer_attention ({' | '.join(refusals)}).")
