@@ -17,6 +17,7 @@ from torch import Tensor
 from cosformer.ops.angles import length_or
 from cosformer.ops.hopper import support as hopper
 from cosformer.ops.reference import reference
+from cosformer.ops.shortcut import Play
 from cosformer.ops.state import CosformerState
 
 
@@ -53,6 +54,7 @@ class Backend:
     not_supported_reasons: Callable[[Request], list[str]]
     run: Callable[[Request], Result]
     devices: tuple[str, ...] | None = None  # where "auto" may choose it; None: anywhere
+    again: Callable[[Request], Play | None] | None = None  # after a call: how to play it again
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,18 @@ def _run_hopper(r: Request) -> Result:
     from cosformer.ops.hopper.op import hopper_attention
 
     return _run_op(hopper_attention, r)
+
+
+def _again_triton(r: Request) -> Play | None:
+    from cosformer.ops.triton.run import again
+
+    return again(r)
+
+
+def _again_hopper(r: Request) -> Play | None:
+    from cosformer.ops.hopper.run import again
+
+    return again(r)
 
 
 # Triton's interpreter runs kernels on the CPU: far too slow to serve, and good enough to test.
@@ -176,6 +190,7 @@ _BACKENDS = (
         _not_for_hopper,
         _run_hopper,
         devices=("cuda",),
+        again=_again_hopper,
     ),
     Backend(
         "triton",
@@ -184,6 +199,7 @@ _BACKENDS = (
         _not_for_triton,
         _run_triton,
         devices=("cuda",),
+        again=_again_triton,
     ),
     Backend(
         "chunked",
@@ -215,7 +231,7 @@ def can_serve(name: str, request: Request) -> bool:
     return backend.not_available_reason() is None and not backend.not_supported_reasons(request)
 
 
-def run(name: str, request: Request) -> Result:
+def choose(name: str, request: Request) -> Backend:
     refusals = []
     for backend in _BACKENDS:
         if name not in ("auto", backend.name):
@@ -225,6 +241,6 @@ def run(name: str, request: Request) -> Result:
         unavailable = backend.not_available_reason()
         reasons = backend.not_supported_reasons(request) if unavailable is None else [unavailable]
         if not reasons:
-            return backend.run(request)
+            return backend
         refusals.append(f"{backend.name}: {'; '.join(reasons)}")
     raise NotServed(f"no backend can serve this call of cosformer_attention ({' | '.join(refusals)}).")

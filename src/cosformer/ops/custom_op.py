@@ -227,7 +227,7 @@ def define(
     def attention(*inputs: Any) -> Results:
         if torch._C._are_functorch_transforms_active():
             return Transformable.apply(*inputs)
-        if _somebody_watches(inputs):
+        if somebody_watches(inputs):
             return forward_op(*inputs)
         return Eager.apply(*inputs) if inputs[-1] else run_forward(*inputs)
 
@@ -236,9 +236,11 @@ def define(
     return attention, forward_op, backward_op
 
 
-def _somebody_watches(inputs: tuple[Any, ...]) -> bool:
-    """Whether a compiler, a tracer, a mode or a tensor of another class has to see the op."""
+def somebody_watches(inputs: tuple[Any, ...]) -> bool:
+    """Whether a compiler, a transform, a tracer, a mode or a tensor of another class has to see the op."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    if torch._C._are_functorch_transforms_active():
         return True
     q, k, v, *_ = inputs
     plain = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN and not q.is_meta

@@ -89,7 +89,7 @@ class Recorder(Tape):
     ) -> None:
         self.found.append(Start(kernel, arguments, constants))
 
-    def start_plain(self, *arguments: Any, **options: Any) -> None:
+    def launch(self, *arguments: Any, **options: Any) -> None:
         pass
 
 

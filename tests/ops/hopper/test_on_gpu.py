@@ -1,13 +1,14 @@
 """The kernels for Hopper against the paper's equation, in every kind of call; only a GPU can run them."""
 
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
 
-from cosformer import cosformer_attention
+from cosformer import CosformerState, cosformer_attention
 from cosformer.ops.backends import backends
 from tests.ops.cases import distance, make
 
@@ -47,10 +48,13 @@ def assert_right(case, backend="hopper"):
 @pytest.fixture(params=["whole", "pieces"])
 def cut(request, monkeypatch):
     """Sequences in one piece, and in several that run side by side."""
-    from cosformer.ops.hopper import cutting, tape
+    from cosformer.ops import shortcut
+    from cosformer.ops.hopper import cutting
+    from cosformer.ops.triton import tape
 
     monkeypatch.setattr(cutting, "SHORTEST", 10**9 if request.param == "whole" else 64)
-    monkeypatch.setattr(tape, "_tapes", {})
+    monkeypatch.setattr(tape, "TAPES", {})
+    monkeypatch.setattr(shortcut, "_known", {})
 
 
 @both_ways
@@ -260,13 +264,13 @@ def test_calls_played_again(causal):
 @pytest.mark.parametrize("again", [True, False], ids=["played", "written"])
 def test_a_fresh_thread(again, causal):
     """It has no context of the GPU yet when its first tensors are to be described to the copy engine."""
-    from cosformer.ops.hopper import tape
+    from cosformer.ops.triton import tape
 
     x = [y.detach() for y in inputs(2, 300, 4, 64)]
     here = cosformer_attention(*x, causal=causal, backend="hopper")
     y = [z.clone() for z in x]
     if not again:
-        tape._tapes.clear()
+        tape.TAPES.clear()
     found = []
     call = partial(cosformer_attention, *y, causal=causal, backend="hopper")
     thread = threading.Thread(target=lambda: found.append(call()))
@@ -289,6 +293,27 @@ def test_torch_compile(length, causal):
     assert torch.equal(plain, compiled)
     for a, b in zip(torch.autograd.grad(plain, x, grad), torch.autograd.grad(compiled, x, grad), strict=True):
         assert torch.equal(a, b)
+
+
+@both_ways
+def test_odd_addresses(causal):
+    """Tensors without gaps that begin where the copy engine cannot read."""
+
+    def moved(x):
+        return torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x)
+
+    x = [y.detach() for y in inputs(2, 100, 2, 64)]
+    grad = torch.randn_like(x[2])
+    first = CosformerState.zeros(2, 2, 64, horizon=300.0, device="cuda")
+    _, state = cosformer_attention(*x, causal=causal, horizon=300, state=first, return_state=True)
+    odd = replace(state, numerator=moved(state.numerator), denominator=moved(state.denominator))
+    with_gradients = [[y.requires_grad_() for y in xs] for xs in (x, [moved(y) for y in x])]
+    for s, t in ((None, None), (state, odd)):
+        here, there = (
+            results(xs, "hopper", g, causal=causal, horizon=300, state=st)
+            for xs, g, st in zip(with_gradients, (grad, moved(grad)), (s, t), strict=True)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
 
 
 def test_auto_chooses_it_where_it_can_serve():

@@ -1,4 +1,5 @@
-"""A call that is played again uses the tensors it is given, and nothing of the call it was written from."""
+"""Descriptions that are played again are those of the tensors given. Nothing is encoded here: that takes a
+GPU's driver."""
 
 import pytest
 import torch
@@ -13,94 +14,40 @@ pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
 
 @pytest.fixture
 def starts(monkeypatch):
-    """Arguments of kernels that were played; they do nothing."""
+    """Arguments of kernels that were played; they do nothing. A description is encoded as a word."""
     from cosformer.ops.hopper import tape
+    from cosformer.ops.triton import tape as portable
 
     played = []
-    monkeypatch.setattr(tape, "_tapes", {})
-    monkeypatch.setattr(tape, "get_ready", lambda device: None)
-    monkeypatch.setattr(tape, "start", lambda *_: None)
-    monkeypatch.setattr(tape, "launcher", lambda *_: lambda stream, values: played.append(values))
+
+    def encode(description, compiled, number):
+        base = f"{compiled} {number}: {description.base.data_ptr()}"
+        return [base, *description.shape, *description.strides]
+
+    monkeypatch.setattr(tape, "encode", encode)
+    monkeypatch.setattr(tape, "start", lambda *_: "compiled")
+    monkeypatch.setattr(portable, "launcher", lambda *_: lambda stream, values: played.append(values))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     return played
 
 
-def made(shape=(8,)):
-    return torch.randn(shape)
+def test_descriptions_follow_the_tensors(starts):
+    from cosformer.ops.hopper.launch import describe
+    from cosformer.ops.hopper.tape import Tape
 
+    def tiles():
+        return torch.zeros(2, 64, 2, 64, dtype=torch.bfloat16)
 
-def call(function, *inputs):
-    from cosformer.ops.hopper import tape
-
-    return tape.call(function, inputs, (3.0,), again=True)
-
-
-def test_addresses_follow_the_tensors(starts):
-    def function(tape, q, k, missing, setting):
-        out = tape.empty((4,))
-        tape.start("kernel", 1, (q, None, k, out, out[2:], setting), (64,))
-        return out, missing
-
-    written, _ = call(function, made(), made(), None)
-    assert starts == []
+    q, k = tiles(), tiles()
+    tape = Tape((q, k), torch.device("cpu"), True)
+    out = tape.empty((2, 64, 2, 64), torch.bfloat16)
+    described = [describe(x, 64, 64) for x in (q, out)]
+    tape.start("kernel", 1, (described[0], k, described[1], 3.0), (64,))
+    tape.finish(out)
+    assert tape.complete
     for _ in range(2):
-        q, k = made(), made()
-        out, missing = call(function, q, k, None)
-        assert missing is None
-        here = [q.data_ptr(), None, k.data_ptr(), out.data_ptr(), out.data_ptr() + 8, 3.0, 64]
-        assert starts.pop() == here
-        assert out.shape == written.shape
-        assert out.data_ptr() != written.data_ptr()
-
-
-def test_one_tensor_twice_is_another_kind_of_call(starts):
-    def function(tape, q, k, setting):
-        tape.start("kernel", 1, (q, k), (64,))
-        return (None,)
-
-    one = made()
-    call(function, one, one)
-    call(function, made(), made())
-    assert starts == []
-    q, k = made(), made()
-    call(function, q, k)
-    assert starts.pop() == [q.data_ptr(), k.data_ptr(), 64]
-
-
-def test_tensors_that_lie_in_one_another_are_kept_apart(starts):
-    def function(tape, q, k, setting):
-        tape.start("kernel", 1, (q, k), (64,))
-        return (None,)
-
-    q, k = made((8, 8)).chunk(2, -1)
-    call(function, q, k)
-    call(function, k, q)
-    assert starts.pop() == [k.data_ptr(), q.data_ptr(), 64]
-
-
-def test_what_was_made_in_another_way_is_made_again(starts):
-    calls = []
-
-    def function(tape, q, setting):
-        calls.append(q)
-        tape.start("kernel", 1, (q + 1,), (64,))
-        return (None,)
-
-    for _ in range(3):
-        call(function, made())
-    assert len(calls) == 3
-    assert starts == []
-
-
-def test_another_layout_is_another_kind_of_call(starts):
-    calls = []
-
-    def function(tape, q, setting):
-        calls.append(q)
-        tape.start("kernel", 1, (q,), (64,))
-        return (None,)
-
-    for q in (made((4, 8)), made((4, 8)), made((8, 4)), made((8, 4)).T):
-        call(function, q)
-    assert len(calls) == 3
-    assert len(starts) == 1
+        q, k = tiles(), tiles()
+        (out,) = tape.play((q, k))
+        layout = [2, 64, 2, 64, 8192, 128, 64, 1]
+        first, second = (f"compiled {i}: {x.data_ptr()}" for i, x in enumerate((q, out)))
+        assert starts.pop() == [first, *layout, k.data_ptr(), second, *layout, 3.0, 64]

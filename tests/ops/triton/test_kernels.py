@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="the package triton is not installed (there
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton import pieces
+from cosformer.ops import shortcut
+from cosformer.ops.triton import pieces, tape
 from cosformer.ops.triton.rows import phases
 
 GPU = torch.cuda.is_available()
@@ -80,6 +81,8 @@ def test_phases(first, horizon):
 def cut(request, monkeypatch):
     """Sequences in one piece, and in several that run side by side."""
     monkeypatch.setattr(pieces, "SHORTEST", 10**9 if request.param == "whole" else 64)
+    monkeypatch.setattr(tape, "TAPES", {})
+    monkeypatch.setattr(shortcut, "_known", {})
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])

@@ -41,7 +41,7 @@ class Call:
     ):  # fmt: skip
         """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]."""
         self.tape = tape
-        self.tensors = {n: x if fits(x) else x.contiguous() for n, x in tensors.items()}
+        self.tensors = {n: x if fits(x) else _copy(x) for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
@@ -181,7 +181,7 @@ class Call:
     def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
         """Sums over groups of `width` numbers."""
         sums = self.tape.empty(shape, parts.dtype)
-        self.tape.start_plain(
+        self.tape.launch(
             fold, -(-sums.numel() // BLOCK), parts, sums, sums.numel(), GROUP=self.group, WIDTH=width,
             BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
@@ -222,7 +222,7 @@ class Call:
         backwards: bool,
     ) -> None:  # fmt: skip
         heads = states.shape[1]
-        self.tape.start_plain(
+        self.tape.launch(
             scan, -(-states.shape[-1] // SCANNED) * heads * self.rows, states, *(came or NOTHING)[:2],
             *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each,
             *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=heads, D=self.dims[0], DV=self.dims[1],
@@ -245,3 +245,8 @@ class Call:
 
     def _sizes(self, kernel: str) -> tuple[int, int]:
         return SIZES[kernel][self.width]
+
+
+def _copy(x: Tensor) -> Tensor:
+    """Laid out anew, even where only the address did not fit."""
+    return x.clone(memory_format=torch.contiguous_format)

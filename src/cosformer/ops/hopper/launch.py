@@ -4,9 +4,6 @@ No argument of these kernels is specialised, so a kernel is compiled for its con
 with them.
 """
 
-import inspect
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +15,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 _LAYOUT = NVMMASharedLayout(128, 16, rank=4)
 
 _compiled: dict[Any, Any] = {}
-_here = threading.local()
 
 
 class Address:
@@ -31,14 +27,6 @@ class Address:
 
     def data_ptr(self) -> int:
         return self.pointer
-
-
-def get_ready(device: torch.device) -> None:
-    """A thread has the context of its GPU only after a call of the CUDA runtime; a fresh one, as PyTorch's
-    own for the backward, may come here without. Descriptions cannot be encoded there."""
-    if device not in _here.__dict__.setdefault("devices", set()):
-        torch.cuda.mem_get_info(device)
-        _here.devices.add(device)
 
 
 def fits(x: Tensor) -> bool:
@@ -82,37 +70,8 @@ def start(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tup
     return compiled
 
 
-def launcher(compiled: Any, programs: int) -> Callable[[int, list[Any]], None]:
-    """A function of the stream and of all arguments, descriptions as `encode` gives them: the innermost
-    one of Triton's own."""
-    run = compiled.run
-    launch = inspect.getclosurevars(run.launch).nonlocals["launcher"] if _described(compiled) else run.launch
-    function, metadata = compiled.function, compiled.packed_metadata
-    if run.global_scratch_size or run.profile_scratch_size:
-        raise NotImplementedError("kernels that need scratch memory are not played again.")
-    flags = (run.launch_cooperative_grid, run.launch_pdl)
-    if not hasattr(run, "arg_annotations"):  # 3.6
-
-        def play(stream: int, values: list[Any]) -> None:
-            launch(programs, 1, 1, stream, function, *flags, None, None, metadata, None, None, None, *values)
-    else:
-        types = (run.arg_annotations, run.kernel_signature)
-
-        def play(stream: int, values: list[Any]) -> None:
-            launch(
-                programs, 1, 1, stream, function, *flags, metadata, None, None, None, None, None, *types,
-                values,
-            )  # fmt: skip
-
-    return play
-
-
 def encode(description: TensorDescriptor, compiled: Any, number: int) -> list[Any]:
     """A description as the launcher wants it: the copy engine's own form, shape and strides; `number`:
     which of the kernel's descriptions it is."""
     encoded: list[Any] = make_tensordesc_arg(description, compiled.metadata.tensordesc_meta[number])
     return encoded
-
-
-def _described(compiled: Any) -> bool:
-    return bool(compiled.metadata.tensordesc_meta)

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.custom_op import Results, Shape, define
-from cosformer.ops.hopper import run, tape
+from cosformer.ops.hopper import run
 from cosformer.ops.hopper.cutting import states_to_keep, width_of
+from cosformer.ops.hopper.tape import Tape
+from cosformer.ops.triton.tape import call
 
 
 def _forward(
@@ -27,9 +29,9 @@ def _forward(
     keep: bool,
 ) -> Results:
     with _device(q):
-        out, d, kept, state, z = tape.call(
+        out, d, kept, state, z = call(
             run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
-            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None,
+            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None, kind=Tape,
         )  # fmt: skip
         if not keep or (causal and cu_seqlens is not None):
             kept = None
@@ -59,14 +61,14 @@ def _backward(
     eps: float,
 ) -> Results:
     with _device(q):
-        dq, dk, dv, state, z = tape.call(
+        dq, dk, dv, state, z = call(
             run.backward,
             (
                 grad, grad_numerator, grad_denominator, q, k, v, out, den,
                 None if kept is None or kept.numel() == 0 else kept, key_mask, cu_seqlens, numerator,
                 denominator, positions,
             ),
-            (causal, offset, horizon, eps), again=cu_seqlens is None,
+            (causal, offset, horizon, eps), again=cu_seqlens is None, kind=Tape,
         )  # fmt: skip
         if numerator is None:
             return dq, dk, dv, None, None

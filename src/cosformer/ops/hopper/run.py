@@ -7,11 +7,14 @@ sums them again where they were not (with packing, where their number depends on
 A state is two tensors, S and z, or one that holds both, one behind the other, and None.
 """
 
+from functools import partial
+
 from torch import Tensor
 
 from cosformer.ops.hopper.call import Call
 from cosformer.ops.hopper.tape import Tape
 from cosformer.ops.triton.carried import State
+from cosformer.ops.triton.tape import player
 
 
 def forward(
@@ -25,7 +28,7 @@ def forward(
     d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
-    came = _state(numerator, denominator)
+    came = State.given(numerator, denominator)
     if not causal:
         pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
         state = call.total(call.absorb("o", pieces), pieces, came)
@@ -42,6 +45,9 @@ def forward(
     return out, d, begin.s, None if after is None else after.s, None
 
 
+again = partial(player, forward)
+
+
 def backward(
     tape: Tape, grad: Tensor, grad_numerator: Tensor | None, grad_denominator: Tensor | None, q: Tensor,
     k: Tensor, v: Tensor, out: Tensor, d: Tensor, kept: Tensor | None, key_mask: Tensor | None,
@@ -54,7 +60,7 @@ def backward(
     dk, dv = (tape.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
-    came, back = _state(numerator, denominator), _state(grad_numerator, grad_denominator)
+    came, back = State.given(numerator, denominator), State.given(grad_numerator, grad_denominator)
     if not causal:
         if kept is None:
             pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
@@ -98,10 +104,6 @@ def public(s: Tensor, z: Tensor | None, d: int, dv: int) -> tuple[Tensor, Tensor
         return s, z
     s, z = s.split((2 * d * dv, 2 * d), -1)
     return s.unflatten(-1, (2, d, dv)).clone(), z.unflatten(-1, (2, d)).clone()
-
-
-def _state(numerator: Tensor | None, denominator: Tensor | None) -> State | None:
-    return None if numerator is None or denominator is None else State.of(numerator, denominator)
 
 
 def _alone(state: State, call: Call) -> State:

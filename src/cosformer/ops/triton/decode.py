@@ -26,27 +26,36 @@ def step(
     row = pid // HEADS
     features = tl.arange(0, BF)
     real_f = features < D
+    columns = tl.arange(0, BN)
+    S += pid * s_stride
+    S_OUT += pid * s_out_stride
+    # Asked for before anything has to be waited for; a block further on is not read where there is none.
+    tile = features[:, None] * DV + columns[None, :]
+    whole = real_f[:, None] & (columns < DV)[None, :]
+    sc = tl.load(S + tile, mask=whole, other=0.0)
+    ss = tl.load(S + D * DV + tile, mask=whole, other=0.0)
     seen = tl.load(MASK + row * mask_stride) != 0 if MASKED else True
+    zc = tl.load(Z + pid * z_stride + features, mask=real_f, other=0.0)
+    zs = tl.load(Z + pid * z_stride + D + features, mask=real_f, other=0.0)
+    k = relu(tl.load(K + row * k_b + head * k_h + features, mask=real_f & seen, other=0.0))
     position = tl.load(POSITIONS + row).to(tl.int32)
     c, s = phases(position, horizon, tl.float32)
     cq, sq = phases(position + offset, horizon, tl.float32)
 
-    k = relu(tl.load(K + row * k_b + head * k_h + features, mask=real_f & seen, other=0.0))
     kc, ks = c * k, s * k
-    zc = tl.load(Z + pid * z_stride + features, mask=real_f, other=0.0) + kc
-    zs = tl.load(Z + pid * z_stride + D + features, mask=real_f, other=0.0) + ks
+    zc += kc
+    zs += ks
     tl.store(Z_OUT + pid * z_out_stride + features, zc, mask=real_f)
     tl.store(Z_OUT + pid * z_out_stride + D + features, zs, mask=real_f)
-    for block in range(0, DV, BN):
-        columns = block + tl.arange(0, BN)
+    for _ in range(0, DV, BN):
         real_n = columns < DV
         v = tl.load(V + row * v_b + head * v_h + columns, mask=real_n & seen, other=0.0).to(tl.float32)
+        sc += kc[:, None] * v[None, :]
+        ss += ks[:, None] * v[None, :]
         tile = features[:, None] * DV + columns[None, :]
         whole = real_f[:, None] & real_n[None, :]
-        sc = tl.load(S + pid * s_stride + tile, mask=whole, other=0.0) + kc[:, None] * v[None, :]
-        ss = tl.load(S + pid * s_stride + D * DV + tile, mask=whole, other=0.0) + ks[:, None] * v[None, :]
-        tl.store(S_OUT + pid * s_out_stride + tile, sc, mask=whole)
-        tl.store(S_OUT + pid * s_out_stride + D * DV + tile, ss, mask=whole)
+        tl.store(S_OUT + tile, sc, mask=whole)
+        tl.store(S_OUT + D * DV + tile, ss, mask=whole)
         for g in range(GROUP):
             h = head * GROUP + g
             q = relu(tl.load(Q + row * q_b + h * q_h + features, mask=real_f, other=0.0))
@@ -57,3 +66,9 @@ def step(
             to = row * (HEADS * GROUP) + h
             tl.store(OUT + to * DV + columns, n.to(OUT.dtype.element_ty), mask=real_n)
             tl.store(DENOMINATOR + to, d)
+        columns += BN
+        if DV > BN:
+            tile = features[:, None] * DV + columns[None, :]
+            whole = real_f[:, None] & (columns < DV)[None, :]
+            sc = tl.load(S + tile, mask=whole, other=0.0)
+            ss = tl.load(S + D * DV + tile, mask=whole, other=0.0)

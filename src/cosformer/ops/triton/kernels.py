@@ -54,8 +54,7 @@ class Kernels:
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         self.mask = None
         if key_mask is not None:
-            rows = key_mask.contiguous()
-            self.mask = tape.part(rows, rows.view(torch.uint8))
+            self.mask = key_mask.contiguous().view(torch.uint8)
         self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
         self.cu, self.positions = cu_seqlens, positions
         self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
@@ -201,13 +200,14 @@ class Kernels:
         )  # fmt: skip
 
     def _absorb(self, what: str, t: slice, pieces: Pieces, unused: str = "none") -> Tensor:
-        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece; of the unused one zeros."""
+        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece; the unused one's is not written."""
         d, dv = self.dims
         states = self.new_states(pieces.slots)
         b, c = self._of("k" if what == "o" else "q", t), self._of("v" if what == "o" else "g", t)
         options = self._blocks("absorb", what, d).options(d, dv)
+        count = pieces.count if unused == "none" or self.cu is not None else pieces.count - self.rows
         self.tape.launch(
-            absorb, -(-dv // options["BN"]) * self.key_heads * pieces.count,
+            absorb, -(-dv // options["BN"]) * self.key_heads * count,
             b, c, *self._vectors(t)[1:], self._masked(t), self.positions, states, *pieces.tables,
             self._origin(what == "dv") + t.start, t.stop - t.start, pieces.each, pieces.size, self.horizon,
             *_strides(b, c), *self.d.stride()[:2], self.mask_stride, HEADS=self.key_heads,
@@ -230,9 +230,7 @@ class Kernels:
 
     def within(self, states: Tensor) -> State:
         """S and z of one tensor that holds both."""
-        state = State.within(states, self.dims[0])
-        self.tape.part(states, state.z)
-        return state
+        return State.within(states, self.dims[0])
 
     def _blocks(self, kernel: str, what: str, features: int) -> Blocks:
         return blocks(kernel, what, self.arithmetic.bytes, features, self.roomy)
@@ -247,16 +245,15 @@ class Kernels:
         if name is None:
             return None
         x = self.tensors[name]
-        return x if t == slice(0, x.shape[1]) else self.tape.part(x, x[:, t])
+        return x if t == slice(0, x.shape[1]) else x[:, t]
 
     def _vectors(self, t: slice | None) -> tuple[Tensor, Tensor, Tensor]:
         if t is None:  # of no use
             return self.d, self.r, self.e
-        d, r, e = (self.tape.part(x, x[..., t]) for x in (self.d, self.r, self.e))
-        return d, r, e
+        return self.d[..., t], self.r[..., t], self.e[..., t]
 
     def _masked(self, t: slice) -> Tensor | None:
-        return None if self.mask is None else self.tape.part(self.mask, self.mask[:, t])
+        return None if self.mask is None else self.mask[:, t]
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:

@@ -39,7 +39,7 @@ def _forward(
         out, d, kept, *after = made
         return out[..., :value_dim].contiguous(), d, kept, *_narrowed(after, dim, value_dim)
     with _device(q):
-        came = _state(numerator, denominator)
+        came = State.given(numerator, denominator)
         out, d, state = run.forward(
             q, k, v, key_mask, cu_seqlens, came, positions, causal, offset, horizon, eps, need_state
         )
@@ -88,12 +88,12 @@ def _backward(
         dq, dk, dv = (x[..., :n].contiguous() for x, n in zip(made, (dim, dim, value_dim), strict=False))
         return dq, dk, dv, *_narrowed(made[3:], dim, value_dim)
     with _device(q):
-        back = _state(grad_numerator, grad_denominator)
+        back = State.given(grad_numerator, grad_denominator)
         if kept is not None and kept.numel() == 0:
             kept = None
         dq, dk, dv, r = run.backward(
             grad, back, q, k, v, out, den, kept, key_mask, cu_seqlens,
-            _state(numerator, denominator), positions, causal, offset, horizon, eps,
+            State.given(numerator, denominator), positions, causal, offset, horizon, eps,
         )  # fmt: skip
         if numerator is None:
             return dq, dk, dv, None, None
@@ -136,10 +136,6 @@ def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
-
-
-def _state(numerator: Tensor | None, denominator: Tensor | None) -> State | None:
-    return None if numerator is None or denominator is None else State.of(numerator, denominator)
 
 
 def _copy(state: State | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> State:

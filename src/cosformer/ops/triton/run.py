@@ -7,14 +7,15 @@ queries after the last key apply the state, and what lies between is walked. Sta
 in the backward; only the one of bidirectional attention is kept.
 """
 
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from torch import Tensor
 
 from cosformer.ops.steps import overlap
 from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.kernels import Kernels
-from cosformer.ops.triton.tape import Tape, call
+from cosformer.ops.triton.tape import Tape, call, player
 
 
 class Span(NamedTuple):
@@ -35,11 +36,11 @@ def forward(
 
 
 def _forward(
-    tape: Tape, inputs: tuple[Any, ...], causal: bool, offset: int, horizon: float, eps: float,
-    need_state: bool,
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    s: Tensor | None, z: Tensor | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
+    eps: float, need_state: bool,
 ) -> tuple[Tensor, Tensor, State | None]:  # fmt: skip
-    q, k, v, key_mask, cu_seqlens, s, z, positions = inputs
-    came = None if s is None else State.of(s, z)
+    came = State.given(s, z)
     batch, length, heads, _ = q.shape
     out, d = tape.empty((batch, length, heads, v.shape[3]), q.dtype), tape.empty((batch, heads, length))
     tensors = {"q": q, "k": k, "v": v, "out": out}
@@ -65,6 +66,9 @@ def _forward(
     return out, d, state
 
 
+again = partial(player, _forward)
+
+
 def backward(
     grad: Tensor, grad_state: State | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, d: Tensor,
     kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
@@ -80,10 +84,12 @@ def backward(
 
 
 def _backward(
-    tape: Tape, inputs: tuple[Any, ...], causal: bool, offset: int, horizon: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor, State | None]:
-    grad, gs, gz, q, k, v, out, d, kept, key_mask, cu_seqlens, s, z, positions = inputs
-    came, grad_state = (None if x is None else State.of(x, y) for x, y in ((s, z), (gs, gz)))
+    tape: Tape, grad: Tensor, gs: Tensor | None, gz: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    out: Tensor, d: Tensor, kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    s: Tensor | None, z: Tensor | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
+    came, grad_state = State.given(s, z), State.given(gs, gz)
     dq, dk, dv = (tape.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     run = Kernels(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
@@ -124,8 +130,10 @@ def step(
     return out
 
 
-def _step(tape: Tape, inputs: tuple[Any, ...], horizon: float, eps: float) -> tuple[Tensor]:
-    q, k, v, key_mask, s, z, positions = inputs
+def _step(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, s: Tensor, z: Tensor,
+    positions: Tensor, horizon: float, eps: float,
+) -> tuple[Tensor]:  # fmt: skip
     batch, length, heads, _ = q.shape
     out, d = tape.empty((batch, length, heads, v.shape[3]), q.dtype), tape.empty((batch, heads, length))
     state = State.of(s, z)

@@ -35,9 +35,10 @@ def absorb(
     pid = tl.program_id(0)
     block = pid % BLOCKS
     head = pid // BLOCKS % HEADS
-    row, start, begin, end, slot = locate(
-        pid // (BLOCKS * HEADS), CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
+    piece = pid // (BLOCKS * HEADS)
+    if UNUSED != "none" and not PACKED:  # has no program: packed, a piece does not know what it is
+        piece += piece // (pieces - 1) + (UNUSED == "first")
+    row, start, begin, end, slot = locate(piece, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED)
     if CARRIED:
         origin += tl.load(POSITIONS + row, mask=begin < end, other=0).to(tl.int32)
     rows = tl.arange(0, CHUNK)
@@ -49,8 +50,6 @@ def absorb(
     zs = tl.zeros((PARTS, BF), tl.float32)
     # A document of one piece has no use for its state.
     chunks = tl.cdiv(end - begin, CHUNK) * (slot >= 0)
-    if UNUSED == "last" and not PACKED:  # packed, a piece does not know
-        chunks *= end < length
     if UNUSED == "first":
         chunks *= begin > 0
     for g in range(GROUP):

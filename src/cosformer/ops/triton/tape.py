@@ -1,111 +1,176 @@
-"""What a call allocates and launches, written down once and played again for the next call of its kind.
+"""What a call allocates and starts, written down once and played again for the next call of its kind.
 
 To choose pieces and blocks and to place forty arguments a kernel takes Python longer than the GPU takes
 for a short sequence. All of it depends on shapes, strides and settings alone: for those, a call is
 a list of allocations and of compiled kernels with their arguments, in which only addresses change.
 """
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cosformer.ops.angles import length_or
 from cosformer.ops.triton.carried import State
+from cosformer.ops.triton.launching import launcher
+
+if TYPE_CHECKING:
+    from cosformer.ops.backends import Request
 
 Input = Tensor | None
-Place = tuple[int, int]  # which tensor, and how many bytes from its beginning
-MOST = 1024  # tapes kept
+MOST = 1024  # tapes kept, and addresses a description is kept for
+LINE = 256  # bytes: where a tensor of the scratch memory may begin
 
 TAPES: dict[Any, "Tape"] = {}
+_here = threading.local()
+
+
+class Place(NamedTuple):
+    """Which tensor, the inputs first, and how many bytes from its beginning."""
+
+    tensor: int
+    offset: int
+
+
+class Described(NamedTuple):
+    """An argument that is made from an address, and what was made for the addresses seen."""
+
+    argument: int
+    place: Place
+    make: Callable[[int], Any]
+    known: dict[int, Any]
+
+
+class Started(NamedTuple):
+    play: Callable[[int, list[Any]], None]
+    values: list[Any]
+    moving: list[tuple[int, Place]]
+    described: list[Described]
 
 
 class Tape:
-    """Numbers tensors as they appear, the inputs first."""
+    """Numbers tensors as they appear, the inputs first. `again`: what is started depends on shapes, strides
+    and settings alone."""
 
-    def __init__(self, inputs: tuple[Input, ...], device: torch.device):
-        self.device = device
+    def __init__(self, inputs: tuple[Input, ...], device: torch.device, again: bool):
+        self.device, self.complete = device, again
         self.inputs = len(inputs)
-        self.made: list[tuple[tuple[int, ...], torch.dtype]] = []
-        self.launches: list[
-            tuple[Callable[[int, list[Any]], None], list[Any], list[tuple[int, int, int]]]
-        ] = []
+        self.starts: list[Started] = []
         self.results: list[Any] = []
-        self.complete = True
-        # While it is written: every tensor that a kernel may be given, by identity, and where it is.
-        self._places: dict[int, tuple[Tensor, Place]] = {}
-        for i, x in enumerate(inputs):
-            if x is not None:
-                self._places[id(x)] = (x, (i, 0))
+        # What is given back, and where the rest lies in memory that is taken once for all of it.
+        self.made: list[tuple[tuple[int, ...], torch.dtype] | int] = []
+        self.scratch = 0
+        self._tensors: list[Input] = list(inputs)  # while it is written
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         x = torch.empty(shape, dtype=dtype, device=self.device)
-        self._places[id(x)] = (x, (self.inputs + len(self.made), 0))
-        self.made.append((shape, dtype))
+        self._tensors.append(x)
         return x
 
-    def part(self, base: Tensor, view: Tensor) -> Tensor:
-        """`view`, which lies in `base`."""
-        found = self._places.get(id(base))
-        if found is not None and view is not base:
-            number, offset = found[1]
-            self._places[id(view)] = (view, (number, offset + view.data_ptr() - base.data_ptr()))
-        return view
+    def launch(self, kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+        """A kernel as Triton starts it."""
+        compiled = kernel[(programs,)](*arguments, **options)
+        rest = (options[p.name] for p in kernel.params[len(arguments) :]) if self.complete else ()
+        self.write(compiled, programs, (*arguments, *rest))
 
-    def place(self, x: Tensor) -> Place | None:
-        found = self._places.get(id(x))
-        if found is None:  # made in some other way: not to be had again
-            self.complete = False
-            return None
-        return found[1]
-
-    def launch(self, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
-        compiled = kernel[(programs,)](*args, **options)
+    def write(self, compiled: Any, programs: int, arguments: tuple[Any, ...]) -> None:
+        """A kernel that was started, with all its arguments."""
         if compiled is None:  # the interpreter
             self.complete = False
+        if not self.complete:
             return
-        values = [*args, *(options[p.name] for p in kernel.params[len(args) :])]
-        moving = []
-        for i, x in enumerate(values):
+        values: list[Any] = []
+        moving: list[tuple[int, Place]] = []
+        described: list[Described] = []
+        for x in arguments:
             if isinstance(x, Tensor):
-                place = self.place(x)
-                values[i] = 0
-                if place is not None:
-                    moving.append((i, *place))
-        self.launches.append((_starter(compiled, programs), values, moving))
+                moving.append((len(values), self.place(x.data_ptr())))
+                values.append(0)
+            elif (made := self.description(x, compiled, len(described))) is not None:
+                pointer, make, encoded = made
+                described.append(Described(len(values), self.place(pointer), make, {}))
+                values += encoded
+            else:
+                values.append(x)
+        self.starts.append(Started(launcher(compiled, programs), values, moving, described))
+
+    def description(
+        self, x: Any, compiled: Any, number: int
+    ) -> tuple[int, Callable[[int], Any], list[Any]] | None:
+        """Of an argument that is made from an address: that, a function of others, and what a kernel is
+        given."""
+        return None
 
     def finish(self, *results: Any) -> None:
         """`results`: each None, a tensor or a State, made by `empty` or given."""
-        self.results = [self._numbers(x) for x in results]
-        self._places.clear()
-
-    def _numbers(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return self.place(x)
-        if isinstance(x, State):
-            return State(self._numbers(x.s), self._numbers(x.z), x.s_stride, x.z_stride)
-        return None
+        self.results = [self._places(x) for x in results]
+        returned = {place.tensor for x in self.results for place in _flat(x)}
+        for i, x in enumerate(self._tensors[self.inputs :], self.inputs):
+            assert x is not None
+            if i in returned:
+                self.made.append((tuple(x.shape), x.dtype))
+            else:
+                self.made.append(self.scratch)
+                self.scratch += -(-x.nbytes // LINE) * LINE
+        self._tensors.clear()
 
     def play(self, inputs: tuple[Input, ...]) -> list[Any]:
-        tensors = [*inputs, *(torch.empty(s, dtype=t, device=self.device) for s, t in self.made)]
-        addresses = [0 if x is None else x.data_ptr() for x in tensors]
-        stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        for start, template, moving in self.launches:
+        tensors, device = list(inputs), self.device
+        addresses = [0 if x is None else x.data_ptr() for x in inputs]
+        if self.scratch:
+            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
+            base = scratch.data_ptr()
+        for made in self.made:
+            if isinstance(made, int):
+                tensors.append(None)
+                addresses.append(base + made)
+            else:
+                x = torch.empty(made[0], dtype=made[1], device=device)
+                tensors.append(x)
+                addresses.append(x.data_ptr())
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        for play, template, moving, described in self.starts:
             values = template.copy()
-            for i, number, offset in moving:
-                values[i] = addresses[number] + offset
-            start(stream, values)
+            for i, (tensor, offset) in moving:
+                values[i] = addresses[tensor] + offset
+            for i, (tensor, offset), make, known in described:
+                address = addresses[tensor] + offset
+                found = known.get(address)
+                if found is None:
+                    if len(known) >= MOST:
+                        known.clear()
+                    found = known[address] = make(address)
+                values[i] = found
+            play(stream, values)
         return [_take(x, tensors) for x in self.results]
 
+    def place(self, pointer: int) -> Place:
+        """The tensor that begins there, else the only one that it lies in."""
+        there = [(i, x, x.data_ptr()) for i, x in enumerate(self._tensors) if x is not None and x.numel()]
+        for i, _, begin in there:
+            if pointer == begin:
+                return Place(i, 0)
+        around = [Place(i, pointer - begin) for i, x, begin in there if begin < pointer < begin + _extent(x)]
+        if len(around) == 1:
+            return around[0]
+        self.complete = False  # a copy, or made in some other way, or not to be told: not to be had again
+        return Place(0, 0)
 
-def _starter(compiled: Any, programs: int) -> Callable[[int, list[Any]], None]:
-    """Starts a compiled kernel on a stream, without Triton's hooks, which cost as much again."""
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    def _places(self, x: Any) -> Any:
+        if isinstance(x, State):
+            return State(self._places(x.s), self._places(x.z), x.s_stride, x.z_stride)
+        return None if x is None or not self.complete else self.place(x.data_ptr())
 
-    def start(stream: int, values: list[Any]) -> None:
-        run(programs, 1, 1, stream, function, metadata, None, None, None, *values)
 
-    return start
+def _extent(x: Tensor) -> int:
+    """Bytes from the first number to the last."""
+    return x.element_size() * (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)))
+
+
+def _flat(x: Any) -> list[Any]:
+    return [] if x is None else [p for p in x[:2] if p is not None] if isinstance(x, State) else [x]
 
 
 def _take(x: Any, tensors: list[Any]) -> Any:
@@ -118,33 +183,58 @@ def _take(x: Any, tensors: list[Any]) -> Any:
     return taken if offset == 0 else taken.view(-1)[offset // taken.element_size() :]
 
 
+def get_ready(device: torch.device) -> None:
+    """A thread has the context of its GPU only after a call of the CUDA runtime; a fresh one, as PyTorch's
+    own for the backward, may come here without. Addresses cannot be described there."""
+    if device not in _here.__dict__.setdefault("devices", set()):
+        torch.cuda.mem_get_info(device)
+        _here.devices.add(device)
+
+
+def player(function: Callable[..., Any], r: "Request") -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """The tape of a forward call without masks, documents or states, if there is one, as a function of q, k
+    and v that lie as those of `r`; it gives the output."""
+    nothing = (None,) * 5
+    settings = (r.causal, r.query_offset, length_or(r.horizon, r.q, r.k), r.eps, False)
+    tape = TAPES.get(_name(function, (r.q, r.k, r.v, *nothing), settings))
+    if tape is None:
+        return None
+    device, run = r.q.device, tape.play
+
+    def play(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        get_ready(device)
+        out: Tensor = run((q, k, v, *nothing))[0]
+        return out
+
+    return play
+
+
+def _name(function: Callable[..., Any], inputs: tuple[Input, ...], settings: tuple[Any, ...]) -> Any:
+    addresses = [0 if x is None else x.data_ptr() for x in inputs]
+    same = tuple([addresses.index(n) for n in addresses])  # one tensor may be several inputs
+    layouts = tuple([None if x is None else (x.shape, x.stride(), x.dtype) for x in inputs])
+    return function, inputs[0].get_device(), settings, same, layouts  # type: ignore[union-attr]
+
+
 def call(
-    function: Callable[..., Any], inputs: tuple[Input, ...], settings: tuple[Any, ...], *, again: bool
-) -> Any:
-    """function(tape, inputs, *settings), or the tape of an earlier call with the same layout and settings.
+    function: Callable[..., tuple[Any, ...]], inputs: tuple[Input, ...], settings: tuple[Any, ...], *,
+    again: bool, kind: type[Tape] = Tape,
+) -> Any:  # fmt: skip
+    """function(tape, *inputs, *settings), or the tape of an earlier call with the same layout and settings.
 
     Kernels are compiled for addresses that are multiples of 16: others are not written down, nor is
     what does not lie on a GPU, nor what depends on more than layout and settings (not `again`).
     """
     first: Any = inputs[0]
-    aligned = again and first.is_cuda
-    names = [id(x) for x in inputs]
-    same = tuple([names.index(n) for n in names])  # one tensor may be several inputs
-    key: list[Any] = [function, first.get_device(), settings, same]
-    for x in inputs:
-        if x is None:
-            key.append(None)
-        else:
-            aligned = aligned and x.data_ptr() % 16 == 0
-            key += (x.shape, x.stride(), x.dtype)
-    if not aligned:
-        return function(Tape(inputs, first.device), inputs, *settings)
-    name = tuple(key)
+    if not (again and first.is_cuda) or any(x is not None and x.data_ptr() % 16 for x in inputs):
+        return function(kind(inputs, first.device, False), *inputs, *settings)
+    get_ready(first.device)
+    name = _name(function, inputs, settings)
     tape = TAPES.get(name)
     if tape is not None:
         return tape.play(inputs)
-    tape = Tape(inputs, first.device)
-    results = function(tape, inputs, *settings)
+    tape = kind(inputs, first.device, True)
+    results = function(tape, *inputs, *settings)
     tape.finish(*results)
     if tape.complete:
         if len(TAPES) >= MOST:
