@@ -14,6 +14,7 @@ from cosformer import attention
 from cosformer.attention import Attention
 
 LENGTHS = (63, 200)  # of the gate: less and more than a chunk or a block
+HEADS = 2  # of the gate: heads know nothing of one another
 ALLOWED = 2e-4  # in float32, of values and gradients, relative to the largest entry
 ALLOWED_NARROW = 0.1  # of a narrow type beside float32, as a root mean square: inputs are rounded before
 SEED = 0
@@ -80,8 +81,8 @@ def examine(found: Contender, shape: Shape) -> dict[str, Any]:
     slow = importlib.import_module(f"tests.attention.transcriptions.{found.name}").transcription
     for mode in (m for m in MODES if m in found.modes):
         for length in LENGTHS:
-            plain = Shape(1, length, shape.heads, shape.dim, torch.float32, shape.device)
-            narrow = Shape(1, length, shape.heads, shape.dim, shape.dtype, shape.device)
+            plain = Shape(1, length, HEADS, shape.dim, torch.float32, shape.device)
+            narrow = Shape(1, length, HEADS, shape.dim, shape.dtype, shape.device)
             try:
                 got = Work(found, plain.inputs(), mode, "forward+backward")()
                 also = None
