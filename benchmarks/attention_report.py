@@ -13,7 +13,7 @@ FORMAT = "cosformer attention benchmark 1"
 LIMITS = {"linear": 1.2, "log-linear": 1.3, "length^1.5": 1.7, "quadratic": 2.2}
 GATE = (
     "Values and gradients in float32 against the slow transcription of each in float64; in a narrower type, "
-    "values against float32. Whoever errs more than is allowed is not timed."
+    "values against float32 on the same numbers. Whoever errs more than is allowed is not timed."
 )
 POINTS = 3  # the longest lengths, from which growth is fitted: at short ones it is the overhead that shows
 

@@ -26,15 +26,16 @@ for name in ("walk", "denominators", "weigh", "apply", "absorb", "scan", "step")
 def record(dim, causal, length):
     launches.clear()
     q, k, v, g = (torch.empty(8, length, 16, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
-    out, d, state = run.forward(q, k, v, None, None, None, None, causal, 0, float(length), 1e-6, False)
-    kept = state and state.s
+    settings = (causal, 0, float(length), 1e-6, False, True)
+    out, d, state, kept = run.forward(q, k, v, None, None, None, None, *settings)
+    kept = state.s if state is not None else kept
     run.backward(g, None, q, k, v, out, d, kept, None, None, None, None, causal, 0, float(length), 1e-6)
     return list(launches)
 
 capability, dim = int(sys.argv[1]), int(sys.argv[2])
 kernels.is_roomy = lambda device: capability == 90
 launched = [*record(dim, True, 2048), *record(dim, False, 2048)]
-for launch in {(x.kernel.__name__, x.args.get("WHAT")): x for x in launched}.values():
+for launch in {(x.kernel.__name__, x.args.get("WHAT"), x.args.get("CHUNK")): x for x in launched}.values():
     usage = report(launch.compile(capability))
     print(launch.kernel.__name__, launch.args.get("WHAT"), usage["stack"], usage["shared"])
 """

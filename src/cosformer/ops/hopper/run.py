@@ -45,7 +45,7 @@ def forward(
     return out, d, begin.s, None if after is None else after.s, None
 
 
-again = partial(player, forward)
+again = partial(player, forward, (False,))
 
 
 def backward(

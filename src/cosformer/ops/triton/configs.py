@@ -65,7 +65,7 @@ _TABLE = {
     | {
         (2, 16): Blocks(64, 64, 4, 3),
         (2, 32): Blocks(64, 64, 4, 3),
-        (2, 64): Blocks(64, 64, 4, 3),
+        (2, 64): Blocks(32, 64, 4, 3),
         (2, 128): Blocks(64, 128, 8, 3),
         (2, 256): Blocks(32, 32, 8, 1),
     },
@@ -78,12 +78,13 @@ _TABLE = {
         (2, 256): Blocks(32, 32, 8, 1),
     },
 }
-# Where one of the sums wants other blocks than its sisters.
+# Where one of the sums wants other blocks than its sisters ("begin": states that pieces of a walk start from,
+# of which there are few).
 _APART = {
+    ("absorb", "begin", 2, 64): Blocks(128, 64, 8, 3),
     ("walk", "dv", 2, 64): Blocks(64, 64, 4, 3),
     ("walk", "dq", 2, 128): Blocks(64, 64, 8, 1),
     ("walk", "dk", 2, 128): Blocks(64, 64, 8, 1),
-    ("apply", "dk", 2, 64): Blocks(128, 64, 8, 3),
     ("apply", "dq", 2, 128): Blocks(64, 64, 4, 3),
     ("apply", "dk", 2, 128): Blocks(64, 64, 4, 3),
     ("apply", "dv", 2, 128): Blocks(64, 128, 4, 2),
@@ -101,9 +102,8 @@ _NARROW = {
 
 def blocks(kernel: str, what: str, bytes_: int, features: int, roomy: bool) -> Blocks:
     size = power_of_two(features)
-    if not roomy and (kernel, bytes_, size) in _NARROW:
-        return _NARROW[kernel, bytes_, size]
-    return _APART.get((kernel, what, bytes_, size)) or _TABLE[kernel][bytes_, size]
+    apart = _APART.get((kernel, what, bytes_, size)) if roomy else _NARROW.get((kernel, bytes_, size))
+    return apart or _TABLE[kernel][bytes_, size]
 
 
 @cache

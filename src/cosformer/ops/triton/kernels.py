@@ -98,7 +98,7 @@ class Kernels:
         if t.stop <= t.start:
             return came
         pieces = self.pieces(t, self.key_heads)
-        states = self._absorb(what, t, pieces)
+        states = self._absorb(what, t, pieces, self._blocks("absorb", what, self.dims[0]))
         if pieces.single and came is None:
             return self.within(states)
         after = self.new_state()
@@ -110,7 +110,8 @@ class Kernels:
     ) -> tuple[State, State | None]:
         """What each piece of a walk starts from and, if asked, what is there after the last."""
         unused = "none" if total else "first" if what == "dv" else "last"
-        states = self._absorb(what, t, pieces, unused)
+        blocks = self._blocks("absorb", "begin", self.dims[0])
+        states = self._absorb(what, t, pieces, blocks, unused)
         after = self.new_state() if total else None
         self._scan(states, pieces, came, after, prefix=True, backwards=what == "dv")
         return self.within(states), after
@@ -199,12 +200,12 @@ class Kernels:
             D=d, DV=dv, MASKED=self.mask is not None, BF=power_of_two(d), BN=columns, num_warps=4,
         )  # fmt: skip
 
-    def _absorb(self, what: str, t: slice, pieces: Pieces, unused: str = "none") -> Tensor:
+    def _absorb(self, what: str, t: slice, pieces: Pieces, blocks: Blocks, unused: str = "none") -> Tensor:
         """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece; the unused one's is not written."""
         d, dv = self.dims
         states = self.new_states(pieces.slots)
         b, c = self._of("k" if what == "o" else "q", t), self._of("v" if what == "o" else "g", t)
-        options = self._blocks("absorb", what, d).options(d, dv)
+        options = blocks.options(d, dv)
         count = pieces.count if unused == "none" or self.cu is not None else pieces.count - self.rows
         self.tape.launch(
             absorb, -(-dv // options["BN"]) * self.key_heads * count,

@@ -10,6 +10,7 @@ from cosformer.ops.custom_op import Results, Shape, define
 from cosformer.ops.triton import run
 from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.padding import padded, widen
+from cosformer.ops.triton.pieces import states_to_keep
 
 
 def _forward(
@@ -40,15 +41,14 @@ def _forward(
         return out[..., :value_dim].contiguous(), d, kept, *_narrowed(after, dim, value_dim)
     with _device(q):
         came = State.given(numerator, denominator)
-        out, d, state = run.forward(
-            q, k, v, key_mask, cu_seqlens, came, positions, causal, offset, horizon, eps, need_state
+        out, d, state, kept = run.forward(
+            q, k, v, key_mask, cu_seqlens, came, positions, causal, offset, horizon, eps, need_state, keep
         )
         keeps = keep and not causal
         if (need_state or keeps) and (
             state is None or (came is not None and state.s is came.s)
         ):  # no key: what came in goes out
             state = _copy(state, q, k, v, cu_seqlens)
-        kept = None
         if state is not None and keeps:
             kept = state.s if state.s.dim() == 3 else torch.cat((state.s.flatten(2), state.z.flatten(2)), -1)
         if not need_state or state is None:
@@ -127,8 +127,12 @@ def _shapes(
     batch, tq, heads, _ = q.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     d, dv = padded(k.shape[3], q.dtype), padded(v.shape[3], q.dtype)
-    kept = (rows, k.shape[2], 2 * d * (dv + 1)) if keep and not causal else (0,)
-    return (batch, heads, tq), kept
+    kept = 0
+    if keep and not causal:
+        kept = rows
+    elif keep and cu_seqlens is None and offset == 0 and k.shape[1] == tq:
+        kept = states_to_keep(rows, tq, heads, q.device)
+    return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
 
 
 def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:

@@ -191,11 +191,13 @@ def get_ready(device: torch.device) -> None:
         _here.devices.add(device)
 
 
-def player(function: Callable[..., Any], r: "Request") -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+def player(
+    function: Callable[..., Any], flags: tuple[bool, ...], r: "Request"
+) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The tape of a forward call without masks, documents or states, if there is one, as a function of q, k
-    and v that lie as those of `r`; it gives the output."""
+    and v that lie as those of `r`; it gives the output. `flags`: the function's last settings."""
     nothing = (None,) * 5
-    settings = (r.causal, r.query_offset, length_or(r.horizon, r.q, r.k), r.eps, False)
+    settings = (r.causal, r.query_offset, length_or(r.horizon, r.q, r.k), r.eps, *flags)
     tape = TAPES.get(_name(function, (r.q, r.k, r.v, *nothing), settings))
     if tape is None:
         return None
