@@ -1,9 +1,10 @@
-"""The operator on a CUDA GPU, at the shapes its promises are stated for: B x T = 65,536 tokens, 16 heads.
+"""The operator on a CUDA GPU, at the shapes its promises are stated for: B x T = 65,536 tokens, 16 heads, and
+single rows beyond that, up to a million tokens.
 
-Everybody is right before anybody is timed (gate.py). Times are medians of CUDA events around single
-calls, the second-level cache cold. Calls are replayed from a CUDA graph where they can be captured: what
-Python takes to start them is measured by itself. The floor is every input read once and every output
-written once at the speed of a large copy. Run by `python -m benchmarks.operator --device cuda`.
+Everybody is right before anybody is timed (gate.py). Times are medians of CUDA events around single calls,
+the second-level cache filled with something else. Calls are replayed from a CUDA graph where they can be
+captured: what Python takes to start them is measured by itself. The floor is every input read once and
+every output written once at the speed of a large copy. Run by `python -m benchmarks.operator --device cuda`.
 """
 
 import importlib.util
@@ -22,19 +23,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work, authors_form, features, operator
 from benchmarks.gate import admit
 from benchmarks.terminal import Progress
+from cosformer import CosformerState, cosformer_attention
+from cosformer.ops import backends, decode_step
 
 TOKENS = 65536
 HEADS = 16
-LENGTHS = (512, 1024, 2048, 8192, 65536)
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 2**18, 2**20)
 DIMS = (64, 128)
 LONG = 2**20
-SLOW = (
-    "authors-compiled",
-    "fla",
-    "fla-relu",
-    "cosformer[chunked]",
-)  # timed at one length: others say the same
-ONE_LENGTH = 2048
+ONE_LENGTH = 2048  # for those whose times say the same at every length, and are long
+ONCE = ("authors-compiled", "cosformer[chunked]")
+PATIENCE = 1.5  # seconds: a call that will take longer is not made
+DOCUMENTS = 1000
+GROUP = 4  # query heads of a key head
+VARIED = ((32, 2048), (1, TOKENS))  # batches and lengths of what masks, documents and grouped heads cost
+
+Record = dict[str, Any]
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -61,44 +65,51 @@ def contenders() -> tuple[list[Contender], dict[str, str]]:
     compiled = torch.compile(authors_form)
     found = [
         Contender("cosformer", "cosFormer", operator("auto")),
-        Contender("cosformer[chunked]", "cosFormer chunked", operator("chunked")),
+        Contender("cosformer[triton]", "cosFormer, portable kernels", operator("triton")),
         Contender("sdpa", "softmax (cuDNN)", softmax, computes="softmax"),
         Contender("authors", "authors' einsum", authors_form, modes=("bidirectional",)),
+    ]
+    absent = {}
+    if importlib.util.find_spec("fla") is None:
+        absent["fla"] = "flash-linear-attention is not installed"
+    else:
+        found += [
+            # Its running sums are bfloat16 and eps is added: it is not held to our tolerance, and told so.
+            Contender("fla", "fla, cosFormer features", _fla(True), computes="part", modes=("causal",)),
+            Contender("fla-relu", "fla, ReLU only", _fla(False), computes="part", modes=("causal",)),
+        ]
+    found += [
+        Contender("cosformer[chunked]", "cosFormer chunked", operator("chunked")),
         Contender("authors-compiled", "authors' einsum, compiled", compiled, modes=("bidirectional",)),
     ]
-    if importlib.util.find_spec("fla") is None:
-        return found, {"fla": "flash-linear-attention is not installed"}
-    found += [
-        # Its running sums are bfloat16 and eps is added: it is not held to our tolerance, and told so.
-        Contender("fla", "fla, cosFormer features", _fla(True), computes="part", modes=("causal",)),
-        Contender("fla-relu", "fla, ReLU only", _fla(False), computes="part", modes=("causal",)),
-    ]
-    return found, {}
+    return found, absent
 
 
 class Clock:
-    """Median of single calls, each after a write that empties the cache."""
+    """Median of single calls. Before each a large tensor is read: nothing of the call's own is left in the
+    cache, nor anything that would have to be written back first."""
 
     def __init__(self, device: torch.device):
-        self.flush = torch.empty(2**26, dtype=torch.int32, device=device)
+        self.other = torch.zeros(2**26, dtype=torch.int32, device=device)
 
-    def __call__(self, work: Callable[[], object], seconds: float = 0.12) -> float:
-        work()
-        work()
+    def __call__(self, work: Callable[[], object], seconds: float = 0.15) -> float:
+        first = self._times(work, 1)[0]
+        if first > seconds:
+            return first
+        self._times(work, max(1, min(100, int(0.03 / first))))  # until the clocks are up
+        return median(self._times(work, max(5, min(400, int(seconds / first)))))
+
+    def _times(self, work: Callable[[], object], count: int) -> list[float]:
+        pairs = []
+        for _ in range(count):
+            self.other.max()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            pairs.append((begin, end))
         torch.cuda.synchronize()
-        times: list[float] = []
-        while sum(times) < seconds * 1e3 and len(times) < 200:
-            pairs = []
-            for _ in range(10):
-                self.flush.zero_()
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                work()
-                end.record()
-                pairs.append((begin, end))
-            torch.cuda.synchronize()
-            times += [a.elapsed_time(b) for a, b in pairs]
-        return median(times) / 1e3
+        return [a.elapsed_time(b) / 1e3 for a, b in pairs]
 
 
 def bandwidth(clock: Clock, device: torch.device) -> float:
@@ -113,7 +124,7 @@ def graphed(work: Callable[[], object]) -> tuple[Callable[[], object], bool]:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):
+        for _ in range(2):
             work()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
@@ -127,54 +138,96 @@ def graphed(work: Callable[[], object]) -> tuple[Callable[[], object], bool]:
     return graph.replay, True
 
 
-def measure(shape: Shape, seconds: float, progress: Progress) -> dict[str, Any]:
+def measure(shape: Shape, seconds: float, progress: Progress, save: Callable[[Record], None]) -> Record:
+    """Everything, most important first; `save` is called with what there is after each part."""
     device, clock = shape.device, Clock(shape.device)
     everybody, absent = contenders()
-    speed = bandwidth(clock, device)
-    timings: list[dict[str, Any]] = []
-    peaks: list[dict[str, Any]] = []
-    verdicts: list[dict[str, Any]] = []
-    cases: list[tuple[Contender, Shape]] = []
+    data: Record = {"tokens": TOKENS, "bytes_per_second": bandwidth(clock, device), "absent": absent}
+    data |= {"gate": [], "timings": [], "memory": [], "variants": []}
+    data |= {"host": _host(shape), "growth": _growth(shape, clock)}
+    data["decoding"] = _decoding(shape, clock, data["bytes_per_second"])
+    admitted: dict[int, list[str]] = {}
     for dim in DIMS:
-        admitted, said = admit(everybody, replace(shape, dim=dim, batch=2))
-        verdicts += [{**v, "dim": dim} for v in said]
-        at = [replace(shape, batch=TOKENS // t, length=t, dim=dim) for t in LENGTHS]
-        cases += [
-            (c, x) for x in at for c in admitted if c.name not in SLOW or (x.length, dim) == (ONE_LENGTH, 64)
-        ]
-    cases.sort(key=lambda case: case[0].name in SLOW)
-    progress.start(len(cases))
-    for c, x in cases:
-        progress.step(f"{c.title}, D = {x.dim}, T = {x.length:,}")
-        for mode in (m for m in MODES if m in c.modes):
-            case = {
-                "contender": c.name,
-                "mode": mode,
-                "dim": x.dim,
-                "length": x.length,
-                "batch": x.batch,
-            }
-            inputs = x.inputs()
-            try:
-                for phase in PHASES:
-                    call, captured = graphed(Work(c, inputs, mode, phase))
-                    record = {**case, "phase": phase, "median_s": clock(call, seconds), "graph": captured}
-                    timings.append(record)
-                peaks.append({**case, "extra_bytes": _peak(Work(c, inputs, mode, PHASES[1]), device)})
-            except (RuntimeError, torch.OutOfMemoryError) as error:
-                timings.append({**case, "phase": PHASES[0], "skipped": str(error).splitlines()[0]})
+        passed, said = admit(everybody, replace(shape, dim=dim, batch=2))
+        data["gate"] += [{**v, "dim": dim} for v in said]
+        admitted[dim] = [c.name for c in passed]
+    progress.start(len(everybody) * len(DIMS) + 1)
+    progress.step("masks, documents and grouped heads")
+    data["variants"] = _variants(shape, clock, seconds)
+    save(data)
+    for c in everybody:
+        for dim in (d for d in DIMS if c.name in admitted[d]):
+            progress.step(f"{c.title}, D = {dim}")
+            for mode in (m for m in MODES if m in c.modes):
+                timings, peaks = _against_length(c, replace(shape, dim=dim), mode, clock, seconds)
+                data["timings"] += timings
+                data["memory"] += peaks
+            save(data)
     progress.end()
-    return {
-        "tokens": TOKENS,
-        "bytes_per_second": speed,
-        "absent": absent,
-        "gate": verdicts,
-        "timings": timings,
-        "memory": peaks,
-        "host": _host(shape),
-        "growth": _growth(shape, clock),
-        "decoding": _decoding(shape, clock, speed),
-    }
+    return data
+
+
+def _against_length(
+    c: Contender, shape: Shape, mode: str, clock: Clock, seconds: float
+) -> tuple[list[Record], list[Record]]:
+    timings: list[Record] = []
+    peaks: list[Record] = []
+    before: dict[str, tuple[int, float]] = {}  # pairs (or tokens) of the last length, and the time they took
+    for length in LENGTHS if c.name not in ONCE else (ONE_LENGTH,):
+        x = replace(shape, batch=max(1, TOKENS // length), length=length)
+        case = {"contender": c.name, "mode": mode, "dim": x.dim, "length": length, "batch": x.batch}
+        inputs = x.inputs()
+        much = x.batch * length * (length if c.computes == "softmax" else 1)
+        for phase in PHASES:
+            less, took = before.get(phase, (much, 0.0))
+            expected = took * much / less
+            if expected > PATIENCE:
+                timings.append({**case, "phase": phase, "skipped": f"would take {expected:.0f} s"})
+                continue
+            try:
+                call, captured = graphed(Work(c, inputs, mode, phase))
+                found = clock(call, seconds)
+                timings.append({**case, "phase": phase, "median_s": found, "graph": captured})
+                before[phase] = (much, found)
+                if phase == PHASES[1]:
+                    extra = _peak(Work(c, inputs, mode, phase), shape.device)
+                    peaks.append({**case, "extra_bytes": extra})
+                del call
+            except (RuntimeError, torch.OutOfMemoryError) as error:
+                timings.append({**case, "phase": phase, "skipped": str(error).splitlines()[0]})
+    return timings, peaks
+
+
+def _attend(options: Record, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    out: Tensor = cosformer_attention(q, k, v, causal=causal, **options)
+    return out
+
+
+def _variants(shape: Shape, clock: Clock, seconds: float) -> list[Record]:
+    """What masks, documents and grouped heads cost, beside the same tensors without them."""
+    records = []
+    for batch, length in VARIED:
+        at = replace(shape, batch=batch, length=length, dim=64)
+        draw = torch.Generator(shape.device).manual_seed(1)
+        mask = torch.rand(batch, length, generator=draw, device=shape.device) > 0.1
+        cuts = torch.randperm(length - 1, generator=draw, device=shape.device)[: DOCUMENTS - 1] + 1
+        bounds = torch.cat((cuts.new_tensor([0]), cuts.sort().values, cuts.new_tensor([length]))).int()
+        kinds: dict[str, Record] = {"plain": {}, "mask": {"key_mask": mask}, "grouped heads": {}}
+        if batch == 1:
+            # No document may be longer than the horizon: nor is the row.
+            kinds["documents"] = {"cu_seqlens": bounds, "horizon": float(length)}
+        for kind, options in kinds.items():
+            q, k, v, grad = at.inputs()
+            if kind == "grouped heads":
+                k, v = (x[:, :, : HEADS // GROUP].contiguous() for x in (k, v))
+            attend = partial(_attend, options)
+            for mode in MODES:
+                for phase in PHASES:
+                    work = Work(Contender(kind, kind, attend), (q, k, v, grad), mode, phase)
+                    call, captured = graphed(work)
+                    case = {"kind": kind, "mode": mode, "phase": phase, "batch": batch, "length": length}
+                    records.append({**case, "median_s": clock(call, seconds), "graph": captured})
+    return records
 
 
 def _peak(work: Work, device: torch.device) -> int:
@@ -187,42 +240,41 @@ def _peak(work: Work, device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _host(shape: Shape) -> dict[str, float]:
-    """Seconds of Python and launches in a forward call that the GPU finishes sooner."""
-    ours = Contender("cosformer", "cosFormer", operator("auto"))
-    found = {}
-    for mode in MODES:
-        work = Work(ours, replace(shape, batch=1, length=2048, dim=64).inputs(), mode, "forward")
-        for _ in range(20):
-            work()
-        samples = []
-        for _ in range(50):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(10):
+def _host(shape: Shape) -> dict[str, dict[str, float]]:
+    """Seconds of Python and launches in a forward call that the GPU finishes sooner; by backend and mode."""
+    found: dict[str, dict[str, float]] = {}
+    for name in (b.name for b in backends() if b.available and b.name in ("hopper", "triton")):
+        ours, found[name] = Contender(name, name, operator(name)), {}
+        for mode in MODES:
+            work = Work(ours, replace(shape, batch=1, length=2048, dim=64).inputs(), mode, "forward")
+            for _ in range(20):
                 work()
-            torch.cuda.synchronize()
-            samples.append((time.perf_counter() - start) / 10)
-        found[mode] = median(samples)
+            samples = []
+            for _ in range(50):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(10):
+                    work()
+                torch.cuda.synchronize()
+                samples.append((time.perf_counter() - start) / 10)
+            found[name][mode] = median(samples)
     return found
 
 
-def _growth(shape: Shape, clock: Clock) -> list[dict[str, float]]:
-    """Time a token, forward and backward, of one causal row of 64K and of 1M tokens."""
-    records = []
-    ours = Contender("cosformer", "cosFormer", operator("auto"))
-    for length in (TOKENS, LONG):
-        inputs = replace(shape, batch=1, length=length, dim=64).inputs()
-        took = clock(graphed(Work(ours, inputs, "causal", "forward+backward"))[0], 0.3)
-        records.append({"length": length, "seconds_per_token": took / length})
-    return records
+def _growth(shape: Shape, clock: Clock) -> dict[str, list[dict[str, float]]]:
+    """Time a token, forward and backward, of one causal row of 64K and of 1M tokens; by backend."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for name in ("auto", "triton"):
+        ours, found[name] = Contender(name, name, operator(name)), []
+        for length in (TOKENS, LONG):
+            inputs = replace(shape, batch=1, length=length, dim=64).inputs()
+            took = clock(graphed(Work(ours, inputs, "causal", PHASES[1]))[0], 0.3)
+            found[name].append({"length": length, "seconds_per_token": took / length})
+    return found
 
 
 def _decoding(shape: Shape, clock: Clock, speed: float) -> list[dict[str, float]]:
     """A step of 64 rows, in place and in a graph, against the time to read and write the states once."""
-    from cosformer import CosformerState
-    from cosformer.ops import decode_step
-
     records = []
     for position in (10, 1_000_000):
         state = CosformerState.zeros(64, HEADS, 64, horizon=2e6, device=shape.device)

@@ -175,16 +175,28 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
     shape = replace(shape, heads=gpu.HEADS, dtype=torch.bfloat16)
     data = new_record(shape, list(gpu.LENGTHS), [], {})
     data |= {"format": gpu_report.FORMAT, "command": command(sys.argv[1:])}
-    data["gpu"] = gpu.measure(shape, args.seconds or 0.12, Progress())
     stem = f"operator-cuda-{data['date'][:10].replace('-', '')}"
-    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
+
+    def save(found: dict[str, Any]) -> None:
+        replace_file(folder / f"{stem}.json", json.dumps(data | {"gpu": found}, indent=1) + "\n")
+
+    data["gpu"] = gpu.measure(shape, args.seconds or 0.15, Progress(), save)
+    save(data["gpu"])
     print(gpu_report.to_terminal(data) + "\n")
     print(folder / f"{stem}.json")
     write_gpu(data, folder, stem)
 
 
 def write_gpu(data: dict[str, Any], folder: Path, stem: str) -> None:
-    replace_file(folder / f"{stem}.md", gpu_report.to_markdown(data))
+    from benchmarks import gpu_plot
+
+    plot: str | None = f"{stem}.png"
+    try:
+        gpu_plot.draw(data, folder / f"{stem}.png")
+    except ImportError:
+        plot = None
+        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
+    replace_file(folder / f"{stem}.md", gpu_report.to_markdown(data, plot))
     print(folder / f"{stem}.md")
 
 

@@ -55,7 +55,11 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> dict[str, Any]:
-    """The commit the figures belong to; `dirty` where files differ from it."""
+    """The commit the figures belong to; `dirty` where files differ from it. A copy without its history is
+    told by COSFORMER_COMMIT which commit it is of."""
+    told = os.environ.get("COSFORMER_COMMIT")
+    if told:
+        return {"id": told, "dirty": None}
     # An installed copy may lie inside somebody else's repository, whose commit says nothing about it.
     head = _git("rev-parse", "HEAD") if (CHECKOUT / "src" / "cosformer").is_dir() else None
     return {"id": head, "dirty": bool(_git("status", "--porcelain")) if head else None}

@@ -80,7 +80,7 @@ def test_a_mistake_is_one_sentence(arguments, says):
 def test_reports_are_rendered_from_their_records(record):
     data = json.loads(record.read_text())
     if data["format"] == gpu_report.FORMAT:
-        rendered = gpu_report.to_markdown(data)
+        rendered = gpu_report.to_markdown(data, record.with_suffix(".png").name)
     else:
         rendered = to_markdown(data, record.with_suffix(".png").name)
     assert record.with_suffix(".md").read_text() == rendered

@@ -43,12 +43,14 @@ def latest(records: Sequence[Record], kind: str) -> Record | None:
 
 def gpu_plot(record: Record, mode: str = "causal", phase: str = PHASE, dim: int = 64) -> Plot:
     """Time of one call against the length, at a constant number of tokens."""
+    tokens = record["gpu"]["tokens"]
     timings = [
         t
         for t in record["gpu"]["timings"]
-        if (t["mode"], t["phase"], t["dim"]) == (mode, phase, dim) and "median_s" in t
+        if (t["mode"], t["phase"], t["dim"]) == (mode, phase, dim)
+        and "median_s" in t
+        and t["length"] <= tokens
     ]
-    tokens = record["gpu"]["tokens"]
     return Plot(
         f"gpu-{mode}-{dim}",
         f"{mode.capitalize()}, {phase.replace('+', ' and ')}, head size {dim}",

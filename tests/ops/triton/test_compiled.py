@@ -23,9 +23,9 @@ launches = []
 for name in ("walk", "denominators", "weigh", "apply", "absorb", "scan", "step"):
     setattr(kernels, name, Recorder(getattr(kernels, name), launches))
 
-def record(dim, causal, length):
+def record(dim, causal, length, batch=8):
     launches.clear()
-    q, k, v, g = (torch.empty(8, length, 16, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
+    q, k, v, g = (torch.empty(batch, length, 16, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
     settings = (causal, 0, float(length), 1e-6, False, True)
     out, d, state, kept = run.forward(q, k, v, None, None, None, None, *settings)
     kept = state.s if state is not None else kept
@@ -34,7 +34,7 @@ def record(dim, causal, length):
 
 capability, dim = int(sys.argv[1]), int(sys.argv[2])
 kernels.is_roomy = lambda device: capability == 90
-launched = [*record(dim, True, 2048), *record(dim, False, 2048)]
+launched = [*record(dim, True, 2048), *record(dim, False, 2048), *record(dim, False, 512, 128)]
 for launch in {(x.kernel.__name__, x.args.get("WHAT"), x.args.get("CHUNK")): x for x in launched}.values():
     usage = report(launch.compile(capability))
     print(launch.kernel.__name__, launch.args.get("WHAT"), usage["stack"], usage["shared"])

@@ -65,7 +65,7 @@ _TABLE = {
     | {
         (2, 16): Blocks(64, 64, 4, 3),
         (2, 32): Blocks(64, 64, 4, 3),
-        (2, 64): Blocks(32, 64, 4, 3),
+        (2, 64): Blocks(64, 64, 4, 3),
         (2, 128): Blocks(64, 128, 8, 3),
         (2, 256): Blocks(32, 32, 8, 1),
     },
@@ -78,10 +78,10 @@ _TABLE = {
         (2, 256): Blocks(32, 32, 8, 1),
     },
 }
-# Where one of the sums wants other blocks than its sisters ("begin": states that pieces of a walk start from,
-# of which there are few).
+# Where one of the sums wants other blocks than its sisters ("many": where there are so many states of keys
+# that programs need not be large to keep the GPU at work).
 _APART = {
-    ("absorb", "begin", 2, 64): Blocks(128, 64, 8, 3),
+    ("absorb", "many", 2, 64): Blocks(32, 64, 2, 4),
     ("walk", "dv", 2, 64): Blocks(64, 64, 4, 3),
     ("walk", "dq", 2, 128): Blocks(64, 64, 8, 1),
     ("walk", "dk", 2, 128): Blocks(64, 64, 8, 1),

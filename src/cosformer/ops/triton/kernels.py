@@ -12,7 +12,15 @@ from cosformer.ops.triton.configs import Blocks, arithmetic, blocks, is_roomy, p
 from cosformer.ops.triton.decode import step
 from cosformer.ops.triton.denominators import denominators
 from cosformer.ops.triton.padding import laid_out
-from cosformer.ops.triton.pieces import ROWS, WALKS, Pieces, cut, cut_documents, size_of_pieces
+from cosformer.ops.triton.pieces import (
+    ROWS,
+    WALKS,
+    Pieces,
+    cut,
+    cut_documents,
+    multiprocessors,
+    size_of_pieces,
+)
 from cosformer.ops.triton.states import absorb, scan
 from cosformer.ops.triton.tape import Tape
 from cosformer.ops.triton.walk import walk
@@ -98,7 +106,9 @@ class Kernels:
         if t.stop <= t.start:
             return came
         pieces = self.pieces(t, self.key_heads)
-        states = self._absorb(what, t, pieces, self._blocks("absorb", what, self.dims[0]))
+        many = what == "o" and self.key_heads * pieces.count >= ROWS * multiprocessors(self.device)
+        blocks = self._blocks("absorb", "many" if many else what, self.dims[0])
+        states = self._absorb(what, t, pieces, blocks)
         if pieces.single and came is None:
             return self.within(states)
         after = self.new_state()
@@ -110,8 +120,7 @@ class Kernels:
     ) -> tuple[State, State | None]:
         """What each piece of a walk starts from and, if asked, what is there after the last."""
         unused = "none" if total else "first" if what == "dv" else "last"
-        blocks = self._blocks("absorb", "begin", self.dims[0])
-        states = self._absorb(what, t, pieces, blocks, unused)
+        states = self._absorb(what, t, pieces, self._blocks("absorb", what, self.dims[0]), unused)
         after = self.new_state() if total else None
         self._scan(states, pieces, came, after, prefix=True, backwards=what == "dv")
         return self.within(states), after

@@ -46,7 +46,7 @@ class Pieces:
 def size_of_pieces(rows: int, length: int, programs: int, wanted: int, device: torch.device) -> int:
     """Tokens, when a piece keeps so many programs busy and a multiprocessor wants so many."""
     n = torch.sym_min(
-        wanted * _multiprocessors(device) // torch.sym_max(1, rows * programs), length // SHORTEST
+        wanted * multiprocessors(device) // torch.sym_max(1, rows * programs), length // SHORTEST
     )
     return -(-length // n // 64) * 64 if n > 1 else torch.sym_max(1, length)
 
@@ -54,7 +54,7 @@ def size_of_pieces(rows: int, length: int, programs: int, wanted: int, device: t
 def states_to_keep(rows: int, length: int, heads: int, device: torch.device) -> int:
     """How many pieces of a walk have states that its backward needs again; none where nothing is cut.
     Sizes may be symbolic: a compiled graph asks before there are any."""
-    if 2 * rows * heads > WALKS * _multiprocessors(device) or length < 2 * SHORTEST:
+    if 2 * rows * heads > WALKS * multiprocessors(device) or length < 2 * SHORTEST:
         return 0
     return rows * -(-length // size_of_pieces(rows, length, heads, WALKS, device))
 
@@ -83,7 +83,7 @@ def cut_documents(cu_seqlens: Tensor, length: int, size: int, every: bool) -> Pi
 
 
 @cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return _MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count

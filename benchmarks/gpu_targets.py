@@ -1,0 +1,139 @@
+"""The figures promised for a GPU (H200, bfloat16, 16 heads, B x T = 65,536 tokens), and what a run found. The
+promises are not for editing."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from benchmarks.contenders import MODES, PHASES
+
+FORWARD, BOTH = PHASES
+PORTABLE, FAST = "cosformer[triton]", "cosformer"
+
+# Milliseconds, forward and both, by mode and head size.
+OF_PORTABLE = {
+    ("causal", 64): (0.33, 1.4),
+    ("bidirectional", 64): (0.21, 0.75),
+    ("causal", 128): (1.7, 6.0),
+    ("bidirectional", 128): (0.85, 2.8),
+}
+SHORT = (512, 8192)
+# By mode, head size, phase and the lengths from and up to.
+OF_HOPPER = {
+    ("causal", 64, FORWARD, 512, 4096): 0.17,
+    ("causal", 64, FORWARD, 8192, 8192): 0.20,
+    ("causal", 64, FORWARD, 16384, 65536): 0.26,
+    ("causal", 64, BOTH, 512, 4096): 0.70,
+    ("causal", 64, BOTH, 16384, 65536): 0.90,
+    ("bidirectional", 64, FORWARD, 512, 65536): 0.20,
+    ("bidirectional", 64, BOTH, 512, 65536): 0.55,
+    ("causal", 128, FORWARD, 512, 8192): 0.58,
+    ("causal", 128, BOTH, 512, 8192): 2.3,
+    ("bidirectional", 128, FORWARD, 2048, 65536): 0.45,
+    ("bidirectional", 128, BOTH, 2048, 65536): 1.5,
+}
+HOST = {"triton": 0.08, "hopper": 0.06}  # milliseconds of a forward call
+KERNELS = {"triton": "portable kernels", "hopper": "kernels for Hopper"}
+
+
+class Row(NamedTuple):
+    """A promise, its limit, what was measured, and whether that is enough."""
+
+    says: str
+    limit: str
+    measured: str
+    met: str
+
+
+class Results:
+    def __init__(self, data: dict[str, Any]):
+        self.data = data["gpu"]
+        self.times = {
+            (t["contender"], t["mode"], t["phase"], t["dim"], t["length"]): t["median_s"]
+            for t in self.data["timings"]
+            if "median_s" in t
+        }
+        self.peaks = {
+            (m["contender"], m["mode"], m["dim"], m["length"]): m["extra_bytes"] for m in self.data["memory"]
+        }
+
+    def floor(self, phase: str, dim: int, length: int) -> float:
+        """Seconds to read every input and to write every output once."""
+        tensors = 4 if phase == FORWARD else 12
+        tokens = max(self.data["tokens"], length)
+        return float(tensors * tokens * 16 * dim * 2 / self.data["bytes_per_second"])
+
+    def against_length(self, name: str, mode: str, phase: str, dim: int) -> dict[int, float]:
+        return {k[4]: x for k, x in sorted(self.times.items()) if k[:4] == (name, mode, phase, dim)}
+
+    def slowest(self, name: str, mode: str, phase: str, dim: int, least: int, most: int) -> float | None:
+        """Milliseconds, over the lengths from `least` to `most`."""
+        found = [x for t, x in self.against_length(name, mode, phase, dim).items() if least <= t <= most]
+        return max(found) * 1e3 if found else None
+
+
+def at_most(says: str, limit: float, measured: float | None, unit: str = "") -> Row:
+    if measured is None:
+        return Row(says, f"<= {limit:g}{unit}", "-", "not measured")
+    met = "yes" if measured <= limit else f"no, by {measured / limit - 1:.1%}"
+    return Row(says, f"<= {limit:g}{unit}", f"{measured:.3g}{unit}", met)
+
+
+def targets(data: dict[str, Any]) -> Iterator[Row]:
+    r = Results(data)
+    yield from _portable(r)
+    if "hopper" in r.data["host"]:
+        yield from _hopper(r)
+    for name, modes in r.data["host"].items():
+        for mode, found in modes.items():
+            says = f"{KERNELS[name]}, {mode}: a forward call at B = 1, T = 2,048, without a graph"
+            yield at_most(says, HOST[name], found * 1e3, " ms")
+    for d in r.data["decoding"]:
+        says = f"decoding, B = 64, position {d['position']:,}: over reading and writing the states once"
+        yield at_most(says, 1.5, d["median_s"] / d["floor_s"])
+
+
+def _portable(r: Results) -> Iterator[Row]:
+    for (mode, dim), limits in OF_PORTABLE.items():
+        for phase, limit in zip(PHASES, limits, strict=True):
+            says = f"portable kernels, {mode}, D = {dim}, {phase}, T = 512 to 8,192: the slowest"
+            yield at_most(says, limit, r.slowest(PORTABLE, mode, phase, dim, *SHORT), " ms")
+            says = f"portable kernels, {mode}, D = {dim}, {phase}, B = 1, T = 65,536"
+            yield at_most(says, 1.6 * limit, r.slowest(PORTABLE, mode, phase, dim, 65536, 65536), " ms")
+    ours = r.times.get((PORTABLE, "causal", BOTH, 64, 2048))
+    theirs = r.times.get(("fla", "causal", BOTH, 64, 2048))
+    if ours and theirs:
+        says = f"portable kernels, causal, {BOTH}, T = 2,048: share of the time of fla, cosFormer features"
+        yield at_most(says, 0.2, ours / theirs)
+    for mode in MODES:
+        ours_at, theirs_at = (r.against_length(n, mode, BOTH, 64) for n in (PORTABLE, "sdpa"))
+        shares = [ours_at[t] / x for t, x in theirs_at.items() if t >= 1024 and t in ours_at]
+        says = f"portable kernels, {mode}, {BOTH}, from T = 1,024 on: the largest share of cuDNN's time"
+        yield at_most(says, 1, max(shares, default=None))
+        extra, theirs = (r.peaks.get((n, mode, 64, 2048)) for n in (PORTABLE, "sdpa"))
+        if extra and theirs:
+            says = f"portable kernels, {mode}, D = 64: peak extra memory over cuDNN's"
+            yield at_most(says, 1.5, extra / theirs)
+    for name, (short, long) in r.data["growth"].items():
+        who = "portable kernels" if name == "triton" else "the kernels chosen"
+        says = f"{who}, causal: time a token at 1M tokens over that at 64K"
+        yield at_most(says, 1.15, long["seconds_per_token"] / short["seconds_per_token"])
+
+
+def _hopper(r: Results) -> Iterator[Row]:
+    for (mode, dim, phase, least, most), limit in OF_HOPPER.items():
+        lengths = f"T = {least:,}" + (f" to {most:,}: the slowest" if most > least else "")
+        says = f"kernels for Hopper, {mode}, D = {dim}, {phase}, {lengths}"
+        yield at_most(says, limit, r.slowest(FAST, mode, phase, dim, least, most), " ms")
+    for says, share in variants(r.data):
+        yield at_most(f"kernels for Hopper, {says}: over the plain case", 1.15, share)
+
+
+def variants(data: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Masks, documents and grouped heads, over the same tensors without them."""
+    plain = {
+        (v["mode"], v["phase"], v["length"]): v["median_s"] for v in data["variants"] if v["kind"] == "plain"
+    }
+    for v in data["variants"]:
+        if v["kind"] != "plain":
+            says = f"{v['kind']}, {v['mode']}, {v['phase']}, B = {v['batch']}, T = {v['length']:,}"
+            yield says, v["median_s"] / plain[v["mode"], v["phase"], v["length"]]

@@ -1,0 +1,173 @@
+"""A training step of a language model of 12 layers and width 768 on long texts: tokens per second.
+
+With cosFormer and with softmax (cuDNN on a GPU), compiled; and how much of a step is attention.
+
+    python -m benchmarks.language_model                        # on a GPU
+    python -m benchmarks.language_model --device cpu --layers 1 --length 256 --batch 1 --steps 2 --out try
+
+The share of attention is its forward and backward, timed alone at the shapes of a step, times the layers.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks import machine
+from benchmarks.terminal import Parser, markdown, plain
+from cosformer import attention
+from cosformer.models import CosformerConfig, CosformerForCausalLM
+from cosformer.report.files import replace as replace_file
+
+FORMAT = "cosformer language model benchmark 1"
+WIDTH, HEADS, VOCABULARY = 768, 12, 32_768
+_HEADER = ("attention", "a step", "tokens/s", "attention's share", "peak memory")
+
+
+def clock(work: Callable[[], object], device: torch.device, steps: int) -> float:
+    """The median of single calls, in seconds."""
+    found = []
+    for _ in range(steps):
+        _wait(device)
+        began = time.perf_counter()
+        work()
+        _wait(device)
+        found.append(time.perf_counter() - began)
+    return median(found)
+
+
+def measure(name: str, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    torch.manual_seed(0)
+    config = CosformerConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=args.layers, num_attention_heads=HEADS,
+        intermediate_size=4 * WIDTH, max_position_embeddings=args.length, attention=name, use_cache=False,
+    )  # fmt: skip
+    model: Any = CosformerForCausalLM(config).to(device).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+    call = torch.compile(model)
+    tokens = torch.randint(VOCABULARY, (args.batch, args.length), device=device)
+    losses = []
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = call(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.detach())
+
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if device.type == "cuda" else nullcontext():
+        for _ in range(3):
+            step()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        took = clock(step, device, args.steps)
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        alone = clock(attend(name, args, device), device, max(args.steps, 10))
+    first, last = float(losses[0]), float(losses[-1])
+    if not last < first:
+        raise RuntimeError(f"the loss of {name} went from {first:.3f} to {last:.3f}: it is not learning.")
+    return {
+        "attention": name,
+        "step_s": took,
+        "tokens_per_s": args.batch * args.length / took,
+        "attention_s": alone * args.layers,
+        "attention_share": alone * args.layers / took,
+        "peak_memory_bytes": peak,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "loss": [first, last],
+    }
+
+
+def attend(name: str, args: argparse.Namespace, device: torch.device) -> Callable[[], object]:
+    """Forward and backward of one layer's attention, nothing else."""
+    made = attention.fit(
+        name, {}, num_heads=HEADS, num_kv_heads=HEADS, head_dim=WIDTH // HEADS, max_length=args.length,
+        horizon=args.length,
+    )  # fmt: skip
+    shape = (args.batch, args.length, HEADS, WIDTH // HEADS)
+    q, k, v, grad = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(4))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    module: Any = made.to(device) if isinstance(made, torch.nn.Module) else made
+
+    def work() -> object:
+        return torch.autograd.grad(module(*inputs, causal=True), inputs, grad)
+
+    for _ in range(3):
+        work()
+    return work
+
+
+def rows(data: dict[str, Any]) -> list[list[str]]:
+    return [
+        [
+            m["attention"], f"{m['step_s'] * 1e3:.1f} ms", f"{m['tokens_per_s']:,.0f}",
+            f"{m['attention_share']:.0%}",
+            "-" if m["peak_memory_bytes"] is None else f"{m['peak_memory_bytes'] / 2**30:.1f} GiB",
+        ]
+        for m in data["measured"]
+    ]  # fmt: skip
+
+
+def to_markdown(data: dict[str, Any]) -> str:
+    s, where = data["settings"], data["hardware"].get("gpu") or data["hardware"]["cpu"]
+    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
+    return (
+        "# A training step of a language model\n\n"
+        f"{s['layers']} layers, width {WIDTH}, {HEADS} heads, vocabulary {VOCABULARY:,}, {s['batch']} texts "
+        f"of {s['length']:,} tokens, bfloat16, compiled, with AdamW, on {where}. Medians of {s['steps']} "
+        "steps. The share of attention is its forward and backward alone at these shapes, times the "
+        f"layers.\n\n{markdown(_HEADER, rows(data))}\n\n{versions}; commit {data['commit']['id']}; "
+        f"{data['date']}.\n"
+    )
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmarks.language_model", description=__doc__.splitlines()[0])
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.add_argument("--attentions", default="cosformer,softmax", help="with commas between them")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--length", type=int, default=8192, help="tokens of a text")
+    parser.add_argument("--batch", type=int, default=8, help="texts a step")
+    parser.add_argument("--steps", type=int, default=20, help="that are timed")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=machine.ROOT / "benchmarks" / "reports")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hardware": machine.hardware(device),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+        "settings": {n: getattr(args, n) for n in ("layers", "length", "batch", "steps")},
+        "measured": [],
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / f"language-model-{device.type}-{data['date'][:10].replace('-', '')}"
+    for name in args.attentions.split(","):
+        data["measured"].append(measure(name, args, device))
+        replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+        replace_file(path.with_suffix(".md"), to_markdown(data))
+    print(plain(_HEADER, rows(data)), path.with_suffix(".md"), sep="\n")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\nStopped; what was measured is kept.")

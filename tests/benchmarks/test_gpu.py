@@ -1,0 +1,128 @@
+"""The benchmark for GPUs: run through in miniature without one, and its report and picture from a record."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks import gpu, gpu_report
+from benchmarks.contenders import Contender, Shape, operator
+from benchmarks.gpu_plot import crossover, draw
+from benchmarks.gpu_targets import targets
+from benchmarks.record import new_record
+from benchmarks.terminal import Progress
+
+SHAPE = Shape(1, 64, 4, 16, torch.float32, torch.device("cpu"))
+
+
+def softmax(q, k, v, causal):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+class Clock:
+    """Says that softmax takes as long as the square of a length, in microseconds, and we as its length."""
+
+    def __init__(self, device):
+        self.other = None
+
+    def __call__(self, work, seconds=0.1):
+        out = work()
+        if not isinstance(out, tuple):
+            return 1e-3
+        batch, length = out[0].shape[:2]
+        return 1e-6 * batch * length * (length / 200 if work.attend is softmax else 1) * len(out)
+
+
+@pytest.fixture
+def record(monkeypatch):
+    pytest.importorskip(
+        "triton", reason="the package triton is not installed (there are none for this platform)"
+    )
+    monkeypatch.setattr(gpu, "Clock", Clock)
+    monkeypatch.setattr(gpu, "graphed", lambda work: (work, True))
+    monkeypatch.setattr(gpu, "bandwidth", lambda clock, device: 1e12)
+    monkeypatch.setattr(gpu, "_peak", lambda work, device: 1000)
+    monkeypatch.setattr(gpu, "_host", lambda shape: {"triton": {"causal": 5e-5}, "hopper": {"causal": 7e-5}})
+    monkeypatch.setattr(gpu, "_growth", lambda shape, clock: {"auto": [{"seconds_per_token": 1e-9}] * 2})
+    monkeypatch.setattr(gpu, "_decoding", lambda *_: [{"position": 10, "median_s": 2e-5, "floor_s": 1.5e-5}])
+    for name, value in {
+        "TOKENS": 64, "HEADS": 4, "LENGTHS": (64, 128, 512), "DIMS": (16,), "DOCUMENTS": 5, "PATIENCE": 1.0,
+        "GROUP": 2, "VARIED": ((2, 32), (1, 64)),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(gpu, name, value)
+    everybody = [
+        Contender("cosformer", "cosFormer", operator("auto")),
+        Contender("sdpa", "softmax", softmax, computes="softmax"),
+        Contender("fla", "wrong", lambda q, k, v, causal: v, modes=("causal",)),
+    ]
+    monkeypatch.setattr(gpu, "contenders", lambda: (everybody, {"fla-relu": "not there"}))
+    monkeypatch.setattr("benchmarks.gate.LENGTHS", (9,))
+    saved = []
+    data = new_record(SHAPE, [64], [], {})
+    data["hardware"]["gpu"], data["command"] = "A GPU", "python -m benchmarks.operator --device cuda"
+    data["gpu"] = gpu.measure(SHAPE, 0.1, Progress(), lambda found: saved.append(len(found["timings"])))
+    assert saved == sorted(saved)
+    assert len(saved) >= 3
+    return data
+
+
+def test_a_run(record):
+    found = {(t["contender"], t["mode"], t["phase"], t["length"]): t for t in record["gpu"]["timings"]}
+    assert found["cosformer", "causal", "forward", 64]["median_s"] == pytest.approx(64e-6)
+    assert found["sdpa", "causal", "forward+backward", 128]["batch"] == 1
+    # Whoever is wrong is not timed, and the report says what was wrong.
+    assert not any(name == "fla" for name, *_ in found)
+    text = gpu_report.to_markdown(record, "picture.png")
+    assert "is off by" in text
+    assert "fla-relu (not there)" in text
+    assert "![Time a token against the length](picture.png)" in text
+
+
+def test_what_would_take_too_long_is_not_run(record, monkeypatch):
+    monkeypatch.setattr(gpu, "PATIENCE", 1e-3)
+    c = Contender("sdpa", "softmax", softmax, computes="softmax")
+    timings, _ = gpu._against_length(c, replace(SHAPE, dim=16), "causal", Clock(None), 0.1)
+    skipped = [t["length"] for t in timings if "skipped" in t]
+    assert skipped == [512, 512]  # 128 tokens take 82 us, 512 sixteen times as long
+
+
+def test_variants_are_beside_the_plain_case(record):
+    kinds = {(v["kind"], v["batch"]) for v in record["gpu"]["variants"]}
+    assert kinds == {(k, b) for k in ("plain", "mask", "grouped heads") for b in (2, 1)} | {("documents", 1)}
+    rows = {row.says: row for row in targets(record)}
+    mask = next(row for says, row in rows.items() if "mask, causal, forward, B = 1" in says)
+    assert mask.measured == "1"
+    assert mask.met == "yes"
+
+
+def test_targets_are_judged(record):
+    rows = {row.says: row for row in targets(record)}
+    host = {says: row.met for says, row in rows.items() if "without a graph" in says}
+    assert sorted(host.values()) == ["no, by 16.7%", "yes"]
+    decoding = next(row for says, row in rows.items() if says.startswith("decoding"))
+    assert (decoding.measured, decoding.met) == ("1.33", "yes")
+
+
+def test_picture(record, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    draw(record, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "length"),
+    [
+        ({1: 2.0, 4: 2.0}, {1: 1.0, 4: 4.0}, 2.0),
+        ({1: 2.0, 4: 2.0}, {1: 3.0, 4: 9.0}, 0.0),
+        ({1: 2.0, 4: 2.0}, {1: 3.0, 4: 1.0}, None),
+        ({1: 2.0, 4: 2.0, 16: 2.0}, {1: 3.0, 4: 1.0, 16: 4.0}, 8.0),
+        ({}, {1: 1.0}, None),
+    ],
+)
+def test_crossover(ours, theirs, length):
+    found = crossover(ours, theirs)
+    assert (found is None) == (length is None)
+    assert length is None or math.isclose(found, length)
