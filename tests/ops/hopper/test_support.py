@@ -38,7 +38,7 @@ def test_what_it_serves(call):
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        ({"dtype": torch.float16}, "its products would overflow in torch.float16"),
+        ({"dtype": torch.float16}, "its sums would overflow in torch.float16"),
         ({"q": (1, 100, 2, 136), "v": (1, 100, 2, 64)}, "D must be a multiple of 8 up to 128, and is 136"),
         ({"v": (1, 100, 2, 12)}, "Dv must be a multiple of 8 up to 128, and is 12"),
         ({"k": (1, 0, 2, 64), "causal": False}, "there are no keys"),

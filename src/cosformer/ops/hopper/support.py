@@ -78,7 +78,7 @@ def not_supported_reasons(
         if (gpu.major, gpu.minor) != (9, 0):
             reasons.append(f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}, and 9.0 is needed")
     if q.dtype == torch.float16:
-        reasons.append("its products would overflow in torch.float16, which the backend triton widens to tf32")
+        reasons.append("its sums would overflow in torch.float16, which the backend triton widens to tf32")
     elif q.dtype != torch.bfloat16:
         reasons.append(f"it computes in torch.bfloat16, not in {q.dtype}")
     for name, x in (("D", k), ("Dv", v)):
