@@ -127,7 +127,7 @@ def apply_o(
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:
-            put(O + head * DV, HEADS * DV, token, end - first, result, DV, RESULT)
+            put(O + head * DV, HEADS * DV, token, end - first, flat(out.index(t % 2)), DV, LINES)
         else:
             send(o, out.index(t % 2), batch, token, head)
         at_d = DEN + (batch * HEADS + head).to(gl.int64) * tokens + token + of_o

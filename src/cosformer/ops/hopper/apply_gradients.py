@@ -154,7 +154,7 @@ def apply_dq(
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:
-            put(DQ + head * D, HEADS * D, token, end - first, y, D, RESULT)
+            put(DQ + head * D, HEADS * D, token, end - first, flat(out.index(0)), D, LINES)
         else:
             send(dq, out.index(0), batch, token, head)
         if t + STAGES < chunks:
@@ -251,8 +251,8 @@ def apply_dkv(
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:
-            put(DK + head * D, HEADS * D, token, end - first, y, D, RESULT)
-            put(DV_ + head * DV, HEADS * DV, token, end - first, w, DV, RESULT)
+            put(DK + head * D, HEADS * D, token, end - first, flat(out.index(0)), D, LINES)
+            put(DV_ + head * DV, HEADS * DV, token, end - first, flat(out.index(1)), DV, LINES)
         else:
             send(dk, out.index(0), batch, token, head)
             send(dv, out.index(1), batch, token, head)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
-from cosformer.ops.hopper.cutting import CHUNK, to_apply, to_sum, to_walk, width_of
+from cosformer.ops.hopper.cutting import CHUNK, at_work, to_apply, to_sum, to_walk, width_of
+from cosformer.ops.hopper.documents import CHAINED, LISTED, chain, count_tiles, list_tiles
 from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
@@ -38,8 +39,10 @@ class Call:
     def __init__(
         self, tape: Tape, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None,
         cu_seqlens: Tensor | None, positions: Tensor | None, offset: int, horizon: float, eps: float,
+        joined: bool,
     ):  # fmt: skip
-        """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]."""
+        """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]. `joined`: documents are
+        walked along as one list of tiles, otherwise each is a row of its own."""
         self.tape = tape
         self.tensors = {n: x if fits(x) else x.contiguous() for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
@@ -50,7 +53,7 @@ class Call:
         self.group = self.heads // self.key_heads
         self.dims = (k.shape[3], v.shape[3])
         self.width = width_of(*self.dims)
-        self.rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.rows = q.shape[0] if cu_seqlens is None or joined else cu_seqlens.shape[0] - 1
         self.tq, self.tk = q.shape[1], k.shape[1]
         # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2].
         self.origin_k = max(0, -offset) if positions is None else 0
@@ -61,19 +64,21 @@ class Call:
         self.packed, self.masked, self.carried = (
             cu_seqlens is not None, key_mask is not None, positions is not None,
         )  # fmt: skip
+        self.joined = joined
+        self.tiles = self._list_tiles() if joined else None
 
     def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
         self.tape.start(
             walk_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.mask, self.positions,
-                *(begin or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables, self.origin_q, self.tq,
-                pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
+                *(begin or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables, self.tiles, self.origin_q,
+                self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
                 *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, after is not None, *self._sizes("walk_o"),
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
+                self.carried, begin is not None, after is not None, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
@@ -84,13 +89,13 @@ class Call:
             walk_dq, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "o", "g", "dq"), self.tensors["dq"], self.d, self.r, self.e,
-                self.mask, self.positions, *(begin or NOTHING)[:2], *pieces.tables, self.origin_q, self.tq,
-                pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
+                self.mask, self.positions, *(begin or NOTHING)[:2], *pieces.tables, self.tiles, self.origin_q,
+                self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
                 *(begin or NOTHING)[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, *self._sizes("walk_dq"),
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
+                self.carried, begin is not None, *self._sizes("walk_dq"),
             ),
         )  # fmt: skip
 
@@ -101,12 +106,12 @@ class Call:
             (
                 *self._tiles("q", "k", "v", "g", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.r,
                 self.e, self.mask, self.positions, *(begin or NOTHING)[:2], *(after or NOTHING)[:2],
-                *pieces.tables, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.tq,
-                self.mask_stride, *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
+                *pieces.tables, self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta,
+                self.tq, self.mask_stride, *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, after is not None, *self._sizes("walk_dkv"),
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
+                self.carried, begin is not None, after is not None, *self._sizes("walk_dkv"),
             ),
         )  # fmt: skip
 
@@ -121,11 +126,11 @@ class Call:
             absorb, heads * pieces.count,
             (
                 *(self._tiles("k", "v") if what == "o" else self._tiles("q", "g")), self.r, self.e, self.mask,
-                self.positions, states, *pieces.tables, origin, length, pieces.each, pieces.size, self.theta,
-                length, self.mask_stride,
+                self.positions, states, *pieces.tables, self.tiles, origin, length, pieces.each, pieces.size,
+                self.theta, length, self.mask_stride,
             ),
             (
-                heads, *self.dims, self.width, what, self.packed, self.masked, self.carried,
+                heads, *self.dims, self.width, what, self.packed, self.joined, self.masked, self.carried,
                 *self._sizes("absorb"),
             ),
         )  # fmt: skip
@@ -191,6 +196,9 @@ class Call:
         self, states: Tensor, pieces: Pieces, came: State | None, *, backwards: bool, total: bool
     ) -> tuple[State, State | None]:
         """What each piece starts from, in place of its own state, and what is there after the last."""
+        if self.joined:
+            self._chain(states, pieces, backwards)
+            return State.within(states, self.dims[0]), None
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0]) if total else None
         self._scan(states, pieces, came, after, prefix=True, backwards=backwards)
         return State.within(states, self.dims[0]), after
@@ -215,7 +223,31 @@ class Call:
     def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
         rows = self.rows if self.cu is None else 1
         size = rule(rows * heads, length, self.device, self.width)
-        return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
+        if self.cu is None or self.joined:
+            return cut(rows, length, size)
+        return cut_documents(self.cu, length, size, every)
+
+    def _list_tiles(self) -> Tensor:
+        """The list of documents.py."""
+        documents = self.cu.shape[0] - 1
+        most = self.tq // CHUNK + documents
+        first = self.tape.empty((documents + 1,), torch.int32)
+        tiles = self.tape.empty((most + 2, 4), torch.int32)
+        sizes = {"CHUNK": CHUNK, "BLOCK": LISTED, "num_warps": 4}
+        self.tape.start_plain(count_tiles, 1, self.cu, first, documents, **sizes)
+        self.tape.start_plain(
+            list_tiles, -(-most // LISTED), self.cu, first, tiles, documents, **sizes
+        )
+        return tiles
+
+    def _chain(self, states: Tensor, pieces: Pieces, backwards: bool) -> None:
+        _, heads, size = states.shape
+        most = 1 << (at_work(self.device, self.width) // self.heads).bit_length()
+        block = max(1, CHAINED // most)
+        self.tape.start_plain(
+            chain, -(-size // block) * heads, states, self.tiles, pieces.each, HEADS=heads, SIZE=size,
+            BACKWARDS=backwards, CHUNK=CHUNK, MOST=most, BLOCK=block, num_warps=4,
+        )  # fmt: skip
 
     def _scan(
         self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,

@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
@@ -41,7 +42,6 @@ from cosformer.ops.hopper.tiles import (
     in_runs,
     left,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -63,10 +63,10 @@ RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def walk_o(
-    q, k, v, o, O, DEN, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST, SLOT, origin, length,
-    pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
+    q, k, v, o, O, DEN, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST, SLOT, TILES, origin,
+    length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-    PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
+    PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
     STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from; S_OUT,
@@ -82,13 +82,12 @@ def walk_o(
 
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
     key_head = head // GROUP
+    row, batch, start, begin, end, slot, chunks = way(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+    )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
-    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
@@ -106,11 +105,11 @@ def walk_o(
     bars = barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            token = start + begin + i * CHUNK
+            at, _, _ = tile_at(i, TILES, start, begin, end, JOINED)
             mbarrier.expect(bars.index(i), BYTES)
-            fetch(q, qs.index(i), bars.index(i), batch, token, head)
-            fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
-            fetch(v, vs.index(i), bars.index(i), batch, token, key_head)
+            fetch(q, qs.index(i), bars.index(i), batch, at, head)
+            fetch(k, ks.index(i), bars.index(i), batch, at, key_head)
+            fetch(v, vs.index(i), bars.index(i), batch, at, key_head)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
@@ -138,8 +137,13 @@ def walk_o(
     no_parts = gl.zeros([CHUNK, RUNS], gl.float32, PARTS)
     for t in range(chunks):
         stage = t % STAGES
-        first = begin + t * CHUNK
-        token = start + first
+        token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
+        token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
+        if JOINED:
+            sc = gl.where(first == 0, 0.0, sc)
+            ss = gl.where(first == 0, 0.0, ss)
+            zc = gl.where(first == 0, 0.0, zc)
+            zs = gl.where(first == 0, 0.0, zs)
         zero = anew(t)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
@@ -150,7 +154,7 @@ def walk_o(
         z_c.store(zc.to(gl.bfloat16))
         z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_k, theta)
-        keep = first + of_k < end
+        keep = of_k < rest
         if MASKED:
             keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_k, mask=keep, other=0) != 0
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
@@ -160,7 +164,7 @@ def walk_o(
         if MASKED or PACKED:
             hidden_cos = gl.where(keep, cos, 0.0)
             hidden_sin = gl.where(keep, sin, 0.0)
-            if MASKED or first + CHUNK > end:
+            if MASKED or rest < CHUNK:
                 blank(tile_v, keep, LINES)
         else:
             hidden_cos = cos
@@ -231,18 +235,17 @@ def walk_o(
         sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(O + head * DV, HEADS * DV, token, end - first, result, DV, RESULT)
+        if PACKED and rest < CHUNK:
+            put(O + head * DV, HEADS * DV, token, rest, flat(out.index(0)), DV, LINES)
         else:
             send(o, out.index(0), batch, token, head)
         if t + STAGES < chunks:
-            token_next = token + STAGES * CHUNK
             mbarrier.expect(bars.index(stage), BYTES)
             fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
             fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
             fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
         at_d = DEN + (batch * HEADS + head).to(gl.int64) * tokens + token + of_o
-        gl.store(at_d, d, mask=first + of_o < end)
+        gl.store(at_d, d, mask=of_o < rest)
     tma.store_wait(0)
     if STORED:
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
@@ -40,7 +41,6 @@ from cosformer.ops.hopper.tiles import (
     in_runs,
     left,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -63,9 +63,9 @@ RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride
 @gluon.jit(do_not_specialize=RUNTIME)
 def walk_dkv(
     q, k, v, g, dk, dv, DK, DV_, INVERSE, E, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST,
-    SLOT, origin, length, pieces, size, theta, tokens, mask_stride, s_stride, z_stride, s_out_stride,
+    SLOT, TILES, origin, length, pieces, size, theta, tokens, mask_stride, s_stride, z_stride, s_out_stride,
     z_out_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
-    W: gl.constexpr, PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
+    W: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
     STARTED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """S, Z: the gradient of the state after each piece; S_OUT, Z_OUT: of the one before the first."""
@@ -79,13 +79,13 @@ def walk_dkv(
 
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
     key_head = head // GROUP
+    row, batch, start, begin, end, slot, chunks = way(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+    )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
-    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
+    token, _, rest = tile_at(gl.maximum(chunks - 1, 0), TILES, start, begin, end, JOINED)
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
@@ -102,16 +102,16 @@ def walk_dkv(
     late_bars = barriers(LATE)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            token = start + begin + (chunks - 1 - i) * CHUNK
+            at, _, _ = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
             mbarrier.expect(bars.index(i), 2 * TILE)
-            fetch(q, qs.index(i), bars.index(i), batch, token, head)
-            fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
+            fetch(q, qs.index(i), bars.index(i), batch, at, head)
+            fetch(k, ks.index(i), bars.index(i), batch, at, key_head)
     for i in gl.static_range(LATE):
         if i < chunks:
-            token = start + begin + (chunks - 1 - i) * CHUNK
+            at, _, _ = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
             mbarrier.expect(late_bars.index(i), 2 * TILE)
-            fetch(v, vs.index(i), late_bars.index(i), batch, token, key_head)
-            fetch(g, gs.index(i), late_bars.index(i), batch, token, head)
+            fetch(v, vs.index(i), late_bars.index(i), batch, at, key_head)
+            fetch(g, gs.index(i), late_bars.index(i), batch, at, head)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
@@ -136,15 +136,20 @@ def walk_dkv(
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     ones = gl.full([CHUNK, RUNS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
-    vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
-    last = begin + (chunks - 1) * CHUNK + of_q
-    r = gl.load(INVERSE + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
-    e = gl.load(E + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
+    vectors = (batch * HEADS + head).to(gl.int64) * tokens
+    r = gl.load(INVERSE + vectors + token + of_q, mask=(of_q < rest) & (chunks > 0), other=0.0)
+    e = gl.load(E + vectors + token + of_q, mask=(of_q < rest) & (chunks > 0), other=0.0)
     for t in range(chunks):
         stage = t % STAGES
         late = t % LATE
-        first = begin + (chunks - 1 - t) * CHUNK
-        token = start + first
+        n = chunks - 1 - t
+        token, first, rest = tile_at(n, TILES, start, begin, end, JOINED)
+        token_next, _, _ = tile_at(gl.maximum(n - STAGES, 0), TILES, start, begin, end, JOINED)
+        if JOINED:
+            sc = gl.where(rest <= CHUNK, 0.0, sc)
+            ss = gl.where(rest <= CHUNK, 0.0, ss)
+            zc = gl.where(rest <= CHUNK, 0.0, zc)
+            zs = gl.where(rest <= CHUNK, 0.0, zs)
         zero = anew(t)
         k_s = ksin_room.index(zero)
         q_s = qsin_room.index(zero)
@@ -176,8 +181,8 @@ def walk_dkv(
         p = warpgroup_mma(k_c, q_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(k_s, q_s.permute((1, 0)), p, is_async=True)
         mbarrier.wait(late_bars.index(late), (t // LATE) & 1)
-        if PACKED and first + CHUNK > end:
-            blank(tile_g, first + of_q < end, LINES)
+        if PACKED and rest < CHUNK:
+            blank(tile_g, of_q < rest, LINES)
             fence_async_shared()
         p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
         p = gl.convert_layout(gl.where(future, p, 0.0).to(gl.bfloat16), left(RESULT))
@@ -187,7 +192,7 @@ def walk_dkv(
         y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
         if MASKED:
             keep = gl.load(
-                MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=first + of_y < end, other=0
+                MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=of_y < rest, other=0
             )
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
@@ -195,11 +200,11 @@ def walk_dkv(
         sync()
         flat(out.index(0)).store(y)
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), no_square, use_acc=False, is_async=True)
-        e_i = gl.load(E + vectors + first + i, mask=first + i < end, other=0.0)
+        e_i = gl.load(E + vectors + token + i, mask=i < rest, other=0.0)
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(DV_ + head * DV, HEADS * DV, token, end - first, y, DV, RESULT)
+        if PACKED and rest < CHUNK:
+            put(DV_ + head * DV, HEADS * DV, token, rest, flat(out.index(0)), DV, LINES)
         else:
             send(dv, out.index(0), batch, token, head)
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
@@ -221,29 +226,28 @@ def walk_dkv(
         if MASKED:
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
-        before = first - CHUNK + of_q
-        r = gl.load(INVERSE + vectors + before, mask=before >= begin, other=0.0)
-        e = gl.load(E + vectors + before, mask=before >= begin, other=0.0)
+        ahead, _, rest_ahead = tile_at(gl.maximum(n - 1, 0), TILES, start, begin, end, JOINED)
+        r = gl.load(INVERSE + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
+        e = gl.load(E + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
         sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(DK + head * D, HEADS * D, token, end - first, y, D, RESULT)
+        if PACKED and rest < CHUNK:
+            put(DK + head * D, HEADS * D, token, rest, flat(out.index(0)), D, LINES)
         else:
             send(dk, out.index(0), batch, token, head)
         if t + STAGES < chunks:
-            token_next = token - STAGES * CHUNK
             mbarrier.expect(bars.index(stage), 2 * TILE)
             fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
             fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
         if t + LATE < chunks:
-            token_next = token - LATE * CHUNK
+            late_next, _, _ = tile_at(n - LATE, TILES, start, begin, end, JOINED)
             mbarrier.expect(late_bars.index(late), 2 * TILE)
-            fetch(v, vs.index(late), late_bars.index(late), batch, token_next, key_head)
-            fetch(g, gs.index(late), late_bars.index(late), batch, token_next, head)
+            fetch(v, vs.index(late), late_bars.index(late), batch, late_next, key_head)
+            fetch(g, gs.index(late), late_bars.index(late), batch, late_next, head)
     tma.store_wait(0)
     if STORED:
         index = (slot * HEADS + head).to(gl.int64)

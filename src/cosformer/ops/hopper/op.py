@@ -26,10 +26,11 @@ def _forward(
     need_state: bool,
     keep: bool,
 ) -> Results:
+    joined = run.is_joined(cu_seqlens, causal, need_state or numerator is not None)
     with _device(q):
         out, d, kept, state, z = tape.call(
             run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
-            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None,
+            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None or joined,
         )  # fmt: skip
         if not keep or (causal and cu_seqlens is not None):
             kept = None
@@ -58,6 +59,7 @@ def _backward(
     horizon: float,
     eps: float,
 ) -> Results:
+    joined = run.is_joined(cu_seqlens, causal, grad_numerator is not None or numerator is not None)
     with _device(q):
         dq, dk, dv, state, z = tape.call(
             run.backward,
@@ -66,7 +68,7 @@ def _backward(
                 None if kept is None or kept.numel() == 0 else kept, key_mask, cu_seqlens, numerator,
                 denominator, positions,
             ),
-            (causal, offset, horizon, eps), again=cu_seqlens is None,
+            (causal, offset, horizon, eps), again=cu_seqlens is None or joined,
         )  # fmt: skip
         if numerator is None:
             return dq, dk, dv, None, None

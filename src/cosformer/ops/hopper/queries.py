@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
@@ -37,7 +38,6 @@ from cosformer.ops.hopper.tiles import (
     in_runs,
     left,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -59,10 +59,10 @@ RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def walk_dq(
-    q, k, v, o, g, dq, DQ, DEN, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, origin,
-    length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride,
+    q, k, v, o, g, dq, DQ, DEN, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, TILES,
+    origin, length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-    PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
+    PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
     STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -74,13 +74,13 @@ def walk_dq(
 
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
     key_head = head // GROUP
+    row, batch, start, begin, end, slot, chunks = way(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+    )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
-    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
+    token, _, rest = tile_at(0, TILES, start, begin, end, JOINED)
 
     ks = room(STAGES, CHUNK, W)
     vs = room(STAGES, CHUNK, W)
@@ -98,16 +98,16 @@ def walk_dq(
     bar_o = barriers(1)
     if chunks > 0:
         mbarrier.expect(bar_o.index(0), TILE)
-        fetch(o, os.index(0), bar_o.index(0), batch, start + begin, head)
+        fetch(o, os.index(0), bar_o.index(0), batch, token, head)
         mbarrier.expect(bar_q.index(0), TILE)
-        fetch(q, qs.index(0), bar_q.index(0), batch, start + begin, head)
+        fetch(q, qs.index(0), bar_q.index(0), batch, token, head)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            token = start + begin + i * CHUNK
+            at, _, _ = tile_at(i, TILES, start, begin, end, JOINED)
             mbarrier.expect(bars.index(i), 3 * TILE)
-            fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
-            fetch(v, vs.index(i), bars.index(i), batch, token, key_head)
-            fetch(g, gs.index(i), bars.index(i), batch, token, head)
+            fetch(k, ks.index(i), bars.index(i), batch, at, key_head)
+            fetch(v, vs.index(i), bars.index(i), batch, at, key_head)
+            fetch(g, gs.index(i), bars.index(i), batch, at, head)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
@@ -132,12 +132,17 @@ def walk_dq(
     past = i[:, None] >= j[None, :]
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
-    d = gl.load(DEN + vectors + begin + of_g, mask=begin + of_g < end, other=1.0)
+    vectors = (batch * HEADS + head).to(gl.int64) * tokens
+    d = gl.load(DEN + vectors + token + of_g, mask=of_g < gl.where(chunks > 0, rest, 0), other=1.0)
     for t in range(chunks):
         stage = t % STAGES
-        first = begin + t * CHUNK
-        token = start + first
+        token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
+        token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
+        if JOINED:
+            sc = gl.where(first == 0, 0.0, sc)
+            ss = gl.where(first == 0, 0.0, ss)
+            zc = gl.where(first == 0, 0.0, zc)
+            zs = gl.where(first == 0, 0.0, zs)
         zero = anew(t)
         k_c = flat(ks.index(stage))
         k_s = ks_room.index(zero)
@@ -150,7 +155,7 @@ def walk_dq(
         z_c.store(zc.to(gl.bfloat16))
         z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_k, theta)
-        keep = first + of_k < end
+        keep = of_k < rest
         if MASKED:
             keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_k, mask=keep, other=0) != 0
         if MASKED or PACKED:
@@ -174,15 +179,16 @@ def walk_dq(
         zc += in_runs(phi_c.to(gl.float32), RUNS)
         zs += in_runs(phi_s.to(gl.float32), RUNS)
         if MASKED or PACKED:
-            if MASKED or first + CHUNK > end:
+            if MASKED or rest < CHUNK:
                 blank(tile_v, keep, LINES)
         fence_async_shared()
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
         sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
         ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+        ahead, _, rest_ahead = tile_at(gl.minimum(t + 1, chunks - 1), TILES, start, begin, end, JOINED)
         if t + 1 < chunks:
             mbarrier.expect(bar_o.index(0), TILE)
-            fetch(o, os.index(0), bar_o.index(0), batch, token + CHUNK, head)
+            fetch(o, os.index(0), bar_o.index(0), batch, ahead, head)
         a = warpgroup_mma_wait(num_outstanding=2, deps=[a])
         a = gl.where(past, a + gl.convert_layout(e, of_rows(SQUARE))[:, None], 0.0)
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
@@ -207,21 +213,19 @@ def walk_dq(
         flat(out.index(0)).store(y)
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(DQ + head * D, HEADS * D, token, end - first, y, D, RESULT)
+        if PACKED and rest < CHUNK:
+            put(DQ + head * D, HEADS * D, token, rest, flat(out.index(0)), D, LINES)
         else:
             send(dq, out.index(0), batch, token, head)
         if t + 1 < chunks:
             mbarrier.expect(bar_q.index(0), TILE)
-            fetch(q, qs.index(0), bar_q.index(0), batch, token + CHUNK, head)
+            fetch(q, qs.index(0), bar_q.index(0), batch, ahead, head)
         if t + STAGES < chunks:
-            token_next = token + STAGES * CHUNK
             mbarrier.expect(bars.index(stage), 3 * TILE)
             fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
             fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
             fetch(g, gs.index(stage), bars.index(stage), batch, token_next, head)
-        after = first + CHUNK + of_g
-        d = gl.load(DEN + vectors + after, mask=after < end, other=1.0)
-        gl.store(E + vectors + first + of_g, e, mask=first + of_g < end)
-        gl.store(INVERSE + vectors + first + of_g, r, mask=first + of_g < end)
+        d = gl.load(DEN + vectors + ahead + of_g, mask=of_g < rest_ahead, other=1.0)
+        gl.store(E + vectors + token + of_g, e, mask=of_g < rest)
+        gl.store(INVERSE + vectors + token + of_g, r, mask=of_g < rest)
     tma.store_wait(0)

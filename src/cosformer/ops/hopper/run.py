@@ -24,8 +24,9 @@ def forward(
     out = tape.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
     came = _state(numerator, denominator)
+    joined = is_joined(cu_seqlens, causal, need_state or came is not None)
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, joined)
     if not causal:
         pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
         state = call.total(call.absorb("o", pieces), pieces, came)
@@ -53,8 +54,9 @@ def backward(
     heads = q.shape[2] if causal else k.shape[2]
     dk, dv = (tape.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
     came, back = _state(numerator, denominator), _state(grad_numerator, grad_denominator)
+    joined = is_joined(cu_seqlens, causal, back is not None or came is not None)
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, joined)
     if not causal:
         if kept is None:
             pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
@@ -90,6 +92,11 @@ def backward(
     if before is None:
         return dq, dk, dv, None, None
     return dq, dk, dv, before.s, None if before.s.dim() == 3 else before.z
+
+
+def is_joined(cu_seqlens: Tensor | None, causal: bool, states: bool) -> bool:
+    """Whether documents are walked along one after the other: where states come or go, each is a row."""
+    return cu_seqlens is not None and causal and not states
 
 
 def public(s: Tensor, z: Tensor | None, d: int, dv: int) -> tuple[Tensor, Tensor]:

@@ -141,7 +141,7 @@ def call(
     again = again and not any(n % 16 for n in addresses)
     if not again:
         return function(Tape(inputs, first.device, again), *inputs, *settings)
-    layouts = tuple([None if x is None else (x.shape, x.stride()) for x in inputs])
+    layouts = tuple([None if x is None else (x.shape, x.stride(), x.dtype) for x in inputs])
     name = (function, first.device, settings, layouts, same)
     tape = _tapes.get(name)
     if tape is not None and tape.complete:

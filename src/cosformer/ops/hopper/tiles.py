@@ -169,12 +169,12 @@ def matrix(S, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr, LAYOUT
 
 
 @gluon.jit
-def put(tensor_pointer, stride, first, count, value, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
+def put(tensor_pointer, stride, first, count, tile, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
     """The first `count` rows of a tile, without the copy engine: a document may end inside of a tile."""
-    i = gl.arange(0, value.shape[0], layout=of_rows(LAYOUT))
-    j = gl.arange(0, value.shape[1], layout=of_columns(LAYOUT))
+    i = gl.arange(0, tile.shape[0], layout=of_rows(LAYOUT))
+    j = gl.arange(0, tile.shape[1], layout=of_columns(LAYOUT))
     where = tensor_pointer + (first + i).to(gl.int64)[:, None] * stride + j[None, :]
-    gl.store(where, value, mask=(i < count)[:, None] & (j < WIDTH)[None, :])
+    gl.store(where, tile.load(LAYOUT), mask=(i < count)[:, None] & (j < WIDTH)[None, :])
 
 
 @gluon.jit
