@@ -65,7 +65,7 @@ class Call:
             cu_seqlens is not None, key_mask is not None, positions is not None,
         )  # fmt: skip
         self.joined = joined
-        self.tiles = self._list_tiles() if joined else None
+        self.tiles = self._list_tiles(cu_seqlens, self.pieces_to_walk(True).each) if joined else None
 
     def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
         self.tape.start(
@@ -227,17 +227,19 @@ class Call:
             return cut(rows, length, size)
         return cut_documents(self.cu, length, size, every)
 
-    def _list_tiles(self) -> Tensor:
+    def _list_tiles(self, cu: Tensor, pieces: int) -> Tensor:
         """The list of documents.py."""
-        documents = self.cu.shape[0] - 1
+        documents = cu.shape[0] - 1
         most = self.tq // CHUNK + documents
         first = self.tape.empty((documents + 1,), torch.int32)
         tiles = self.tape.empty((most + 2, 4), torch.int32)
         sizes = {"CHUNK": CHUNK, "BLOCK": LISTED, "num_warps": 4}
-        self.tape.start_plain(count_tiles, 1, self.cu, first, documents, **sizes)
+        self.tape.start_plain(count_tiles, 1, cu, first, documents, **sizes)
+        programs = -(-most // LISTED)
         self.tape.start_plain(
-            list_tiles, -(-most // LISTED), self.cu, first, tiles, documents, **sizes
-        )
+            list_tiles, programs - (-(pieces + 1) // LISTED), cu, first, tiles, documents, pieces, programs,
+            **sizes,
+        )  # fmt: skip
         return tiles
 
     def _chain(self, states: Tensor, pieces: Pieces, backwards: bool) -> None:
@@ -246,7 +248,7 @@ class Call:
         block = max(1, CHAINED // most)
         self.tape.start_plain(
             chain, -(-size // block) * heads, states, self.tiles, pieces.each, HEADS=heads, SIZE=size,
-            BACKWARDS=backwards, CHUNK=CHUNK, MOST=most, BLOCK=block, num_warps=4,
+            BACKWARDS=backwards, CHUNK=CHUNK, MOST=most, BLOCK=block, num_warps=1,
         )  # fmt: skip
 
     def _scan(

@@ -6,8 +6,8 @@ can reach another. The list is cut into runs of equal length, one for each piece
 to document without stopping, with the copies of the next tiles under way, and starts a new state where a
 document begins. Short documents cost no more than their tiles.
 
-    TILES [1 + tiles, 4] int32: how many tiles there are; then for each of them its first token, how many
-    tokens of its document lie before it, and how many from it on
+    TILES [tiles + 1, 4] int32: of each tile its first token, how many tokens of its document lie before it
+    and how many from it on; and of each piece, and after the last, its first tile
 
 A piece that begins inside of a document needs the state of what lies before it. `absorb` (states.py) sums up
 the tiles of that document in each piece, `chain` adds these up over the pieces. Where nothing is cut, both
@@ -25,7 +25,7 @@ from cosformer.ops.hopper.tiles import CHUNK as TILE
 from cosformer.ops.hopper.tiles import locate
 
 LISTED = 256  # documents, or tiles, a program takes at a time
-CHAINED = 4096  # numbers a program of `chain` holds
+CHAINED = 2048  # numbers a program of `chain` holds
 
 
 @triton.jit(do_not_specialize=["documents"])
@@ -42,26 +42,33 @@ def count_tiles(CU, FIRST, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(FIRST + documents, total)
 
 
-@triton.jit(do_not_specialize=["documents"])
-def list_tiles(CU, FIRST, TILES, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """One program lists BLOCK tiles; each looks for its document by halving."""
+@triton.jit(do_not_specialize=["documents", "pieces", "programs"])
+def list_tiles(CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
+    steps, or where a document ends not far behind."""
     total = tl.load(FIRST + documents)
+    each = tl.cdiv(total, pieces)
+    listing = tl.program_id(0) < programs
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = tile < total
+    piece = tile - programs * BLOCK
+    tile = tl.where(listing, tile, tl.minimum(piece * each, total))
     low = tl.zeros((BLOCK,), tl.int32)
     width = documents
-    while width > 1:
+    while width > 1:  # each tile looks for its document by halving
         half = width // 2
         low = tl.where(tl.load(FIRST + low + half) <= tile, low + half, low)
         width -= half
     before = (tile - tl.load(FIRST + low)) * CHUNK
     begin = tl.load(CU + low).to(tl.int32)
-    end = tl.load(CU + low + 1).to(tl.int32)
-    at = TILES + 4 + 4 * tile
+    rest = tl.load(CU + low + 1).to(tl.int32) - begin - before
+    inside = listing & (tile < total)
+    at = TILES + 4 * tile
     tl.store(at, begin + before, mask=inside)
     tl.store(at + 1, before, mask=inside)
-    tl.store(at + 2, end - begin - before, mask=inside)
-    tl.store(TILES + tile, total, mask=tile == 0)
+    tl.store(at + 2, rest, mask=inside)
+    far = tl.cdiv(rest, CHUNK)
+    near = (tile < total) & (before > 0) & (far <= tl.maximum(each // 8, 1))
+    tl.store(TILES + 4 * piece + 3, tile + tl.where(near, far, 0), mask=(piece >= 0) & (piece <= pieces))
 
 
 @triton.jit
@@ -82,38 +89,31 @@ def chain(
     i = tl.arange(0, MOST)[:, None]
     n = (tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK))[None, :]
     STATES += tl.program_id(0) // BLOCKS * SIZE + n
-    total = tl.load(TILES)
-    each = tl.cdiv(total, pieces)
     piece = i
     following = i + 1
-    border = following * each
     if BACKWARDS:
         piece = pieces - 1 - i
         following = piece - 1
-        border = piece * each
-    there = (following >= 0) & (following < pieces) & (border < total)
-    before = tl.load(TILES + 5 + 4 * border, mask=there, other=0)
-    inside = before
-    if BACKWARDS:
-        inside = tl.load(TILES + 6 + 4 * border, mask=there, other=0)
+    real = (i < pieces) & (following >= 0) & (following < pieces)
+    begin = tl.load(TILES + 4 * piece + 3, mask=real, other=0)
+    end = tl.load(TILES + 4 * piece + 7, mask=real, other=0)
+    border = begin if BACKWARDS else end
+    real = real & (border < tl.load(TILES + 4 * pieces + 3))
+    before = tl.load(TILES + 4 * border + 1, mask=real, other=0)
+    within = tl.load(TILES + 4 * border + 2, mask=real, other=0) if BACKWARDS else before
     goes_on = (before > 0) & (n < SIZE)
-    through = (goes_on & (inside > each * CHUNK)).to(tl.int32)
+    through = (goes_on & (within > (end - begin) * CHUNK)).to(tl.int32)
     own = tl.load(STATES + piece.to(tl.int64) * (HEADS * SIZE), mask=goes_on, other=0.0)
     found, _ = tl.associative_scan((own, through), 0, _append)
     tl.debug_barrier()  # sums go where other threads have read
-    real = (i < pieces) & (n < SIZE)
-    tl.store(STATES + piece.to(tl.int64) * (HEADS * SIZE), tl.zeros_like(own), mask=real & (i == 0))
-    real = real & (i + 1 < pieces)
-    tl.store(STATES + following.to(tl.int64) * (HEADS * SIZE), tl.where(goes_on, found, 0.0), mask=real)
+    tl.store(STATES + following.to(tl.int64) * (HEADS * SIZE), found, mask=goes_on)
 
 
 @gluon.jit
-def run_of(TILES, piece, pieces):
-    """A piece's part of the list: its first tile, how many it has, and how many there are in all."""
-    total = gl.load(TILES)
-    each = (total + pieces - 1) // pieces
-    first = gl.minimum(piece * each, total)
-    return first, gl.minimum(each, total - first), total
+def run_of(TILES, piece):
+    """A piece's part of the list: its first tile, and how many it has."""
+    first = gl.load(TILES + 4 * piece + 3)
+    return first, gl.load(TILES + 4 * piece + 7) - first
 
 
 @gluon.jit
@@ -121,7 +121,7 @@ def way(piece, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED: g
         JOINED: gl.constexpr):  # fmt: skip
     """As `locate`, and how many tiles a walk along the piece has. JOINED: it begins at tile `begin`."""
     if JOINED:
-        begin, chunks, _ = run_of(TILES, piece, pieces)
+        begin, chunks = run_of(TILES, piece)
         row = 0
         batch = 0
         start = 0
@@ -139,7 +139,7 @@ def way(piece, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED: g
 def tile_at(i, TILES, start, begin, end, JOINED: gl.constexpr):
     """Of a piece's tile: its first token, and how many tokens of its row lie before it and from it on."""
     if JOINED:
-        at = TILES + 4 + 4 * (begin + i)
+        at = TILES + 4 * (begin + i)
         return gl.load(at), gl.load(at + 1), gl.load(at + 2)
     else:
         first = begin + i * TILE
@@ -150,14 +150,14 @@ def tile_at(i, TILES, start, begin, end, JOINED: gl.constexpr):
 def reaching_out(TILES, piece, pieces, BACKWARDS: gl.constexpr):
     """Of the document that goes on in the next piece (the one before, if BACKWARDS): where it begins, the
     part of it that lies in this piece, and whether there is one."""
-    run, chunks, total = run_of(TILES, piece, pieces)
+    run, chunks = run_of(TILES, piece)
     if BACKWARDS:
         there = chunks > 0
         token, begin, rest = tile_at(gl.where(there, run, 0), TILES, 0, 0, 0, True)
         start = token - begin
         end = begin + gl.minimum(rest, chunks * TILE)
     else:
-        there = run + chunks < total
+        there = run + chunks < gl.load(TILES + 4 * pieces + 3)
         token, end, _ = tile_at(gl.where(there, run + chunks, 0), TILES, 0, 0, 0, True)
         start = token - end
         begin = gl.maximum(end - chunks * TILE, 0)

@@ -88,6 +88,7 @@ def walk_o(
     )
     if CARRIED:
         origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
+    token, first, rest = tile_at(0, TILES, start, begin, end, JOINED)
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
@@ -114,6 +115,8 @@ def walk_o(
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
     if STARTED:
+        if JOINED:
+            slot = gl.where((chunks > 0) & (first > 0), slot, -1)
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)
@@ -140,19 +143,21 @@ def walk_o(
         token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
         token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
         if JOINED:
-            sc = gl.where(first == 0, 0.0, sc)
-            ss = gl.where(first == 0, 0.0, ss)
-            zc = gl.where(first == 0, 0.0, zc)
-            zs = gl.where(first == 0, 0.0, zs)
+            follows = first > 0
+            goes_on = rest > CHUNK
+        else:
+            follows: gl.constexpr = True
+            goes_on: gl.constexpr = True
         zero = anew(t)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        s_c.store(sc.to(gl.bfloat16))
-        s_s.store(ss.to(gl.bfloat16))
-        z_c.store(zc.to(gl.bfloat16))
-        z_s.store(zs.to(gl.bfloat16))
+        if follows:
+            s_c.store(sc.to(gl.bfloat16))
+            s_s.store(ss.to(gl.bfloat16))
+            z_c.store(zc.to(gl.bfloat16))
+            z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_k, theta)
         keep = of_k < rest
         if MASKED:
@@ -172,8 +177,9 @@ def walk_o(
         x = tile_k.load(LINES)
         phi_c = phased(x, hidden_cos)
         phi_s = phased(x, hidden_sin)
-        zc += in_runs(phi_c.to(gl.float32), RUNS)
-        zs += in_runs(phi_s.to(gl.float32), RUNS)
+        if goes_on:
+            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32), RUNS)
+            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32), RUNS)
         if IN_PLACE:
             k_c = tile_k
         else:
@@ -198,31 +204,37 @@ def walk_o(
         if IN_PLACE:
             p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
         else:
-            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
+            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
             p = warpgroup_mma_wait(num_outstanding=2, deps=[p])
         p = gl.where(past, p, 0.0)
         d = gl.sum(p, axis=1)
         weights = gl.convert_layout(p.to(gl.bfloat16), left(RESULT))
+        acc = no_result
+        parts = no_parts
+        if follows:
+            if IN_PLACE:
+                acc = warpgroup_mma(q_c, s_c, no_result, use_acc=False, is_async=True)
+                acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
+                parts = warpgroup_mma(q_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
+                parts = warpgroup_mma(q_s, z_s.permute((1, 0)), parts, is_async=True)
+            else:
+                acc_c = gl.convert_layout(q_c, left(RESULT))
+                acc_s = gl.convert_layout(q_s, left(RESULT))
+                acc = warpgroup_mma(acc_c, s_c, no_result, use_acc=False, is_async=True)
+                acc = warpgroup_mma(acc_s, s_s, acc, is_async=True)
+                z_q = gl.convert_layout(q_c, left(PARTS))
+                z_r = gl.convert_layout(q_s, left(PARTS))
+                parts = warpgroup_mma(z_q, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
+                parts = warpgroup_mma(z_r, z_s.permute((1, 0)), parts, is_async=True)
+            if JOINED:
+                acc, parts = warpgroup_mma_wait(num_outstanding=0, deps=[acc, parts])
+        acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
         if IN_PLACE:
-            acc = warpgroup_mma(q_c, s_c, no_result, use_acc=False, is_async=True)
-            acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
-            parts = warpgroup_mma(q_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
-            parts = warpgroup_mma(q_s, z_s.permute((1, 0)), parts, is_async=True)
-            acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
-            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
+            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
             acc, parts, weights = warpgroup_mma_wait(num_outstanding=2, deps=[acc, parts, weights])
         else:
-            acc_c = gl.convert_layout(q_c, left(RESULT))
-            acc_s = gl.convert_layout(q_s, left(RESULT))
-            acc = warpgroup_mma(acc_c, s_c, no_result, use_acc=False, is_async=True)
-            acc = warpgroup_mma(acc_s, s_s, acc, is_async=True)
-            z_q = gl.convert_layout(q_c, left(PARTS))
-            z_r = gl.convert_layout(q_s, left(PARTS))
-            parts = warpgroup_mma(z_q, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
-            parts = warpgroup_mma(z_r, z_s.permute((1, 0)), parts, is_async=True)
-            acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
             acc, parts, weights, q_c, q_s = warpgroup_mma_wait(
                 num_outstanding=0, deps=[acc, parts, weights, q_c, q_s]
             )

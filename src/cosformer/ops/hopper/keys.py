@@ -116,6 +116,8 @@ def walk_dkv(
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
     if STARTED:
+        if JOINED:
+            slot = gl.where((chunks > 0) & (rest > CHUNK), slot, -1)
         index = (slot * HEADS + head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)
@@ -146,10 +148,11 @@ def walk_dkv(
         token, first, rest = tile_at(n, TILES, start, begin, end, JOINED)
         token_next, _, _ = tile_at(gl.maximum(n - STAGES, 0), TILES, start, begin, end, JOINED)
         if JOINED:
-            sc = gl.where(rest <= CHUNK, 0.0, sc)
-            ss = gl.where(rest <= CHUNK, 0.0, ss)
-            zc = gl.where(rest <= CHUNK, 0.0, zc)
-            zs = gl.where(rest <= CHUNK, 0.0, zs)
+            follows = rest > CHUNK
+            goes_on = first > 0
+        else:
+            follows: gl.constexpr = True
+            goes_on: gl.constexpr = True
         zero = anew(t)
         k_s = ksin_room.index(zero)
         q_s = qsin_room.index(zero)
@@ -157,10 +160,11 @@ def walk_dkv(
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        s_c.store(sc.to(gl.bfloat16))
-        s_s.store(ss.to(gl.bfloat16))
-        z_c.store(zc.to(gl.bfloat16))
-        z_s.store(zs.to(gl.bfloat16))
+        if follows:
+            s_c.store(sc.to(gl.bfloat16))
+            s_s.store(ss.to(gl.bfloat16))
+            z_c.store(zc.to(gl.bfloat16))
+            z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_q, theta)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         q_c = flat(qs.index(stage))
@@ -172,8 +176,9 @@ def walk_dkv(
         phi_s = phased(x, sin * r)
         q_c.store(phi_c)
         q_s.store(phi_s)
-        zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
-        zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
+        if goes_on:
+            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
+            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
         x = k_c.load(LINES)
         k_c.store(phased(x, cos))
         k_s.store(phased(x, sin))
@@ -186,8 +191,12 @@ def walk_dkv(
             fence_async_shared()
         p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
         p = gl.convert_layout(gl.where(future, p, 0.0).to(gl.bfloat16), left(RESULT))
-        y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
-        y = warpgroup_mma(k_s, s_s, y, is_async=True)
+        y = no_result
+        if follows:
+            y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
+            y = warpgroup_mma(k_s, s_s, y, is_async=True)
+            if JOINED:
+                y = warpgroup_mma_wait(num_outstanding=0, deps=[y])
         y = warpgroup_mma(p, tile_g, y, is_async=True)
         y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
         if MASKED:
@@ -210,17 +219,30 @@ def walk_dkv(
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
         a = gl.where(future, a + e_i[None, :], 0.0)
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
-        x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-        x = warpgroup_mma(ones, z_c, x, is_async=True)
-        x = warpgroup_mma(a, q_c, x, is_async=True)
         cos_y, sin_y = phases(origin + first + of_y, theta)
-        x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
-        x = x * (cos_y / sin_y)[:, None]
-        x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
-        x = warpgroup_mma(ones, z_s, x, is_async=True)
+        if JOINED:
+            x = warpgroup_mma(a, q_c, no_result, use_acc=False, is_async=True)
+            x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            if follows:
+                x = warpgroup_mma(tile_v, s_c.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(ones, z_c, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            x = x * (cos_y / sin_y)[:, None]
+            if follows:
+                x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(ones, z_s, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        else:
+            x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
+            x = warpgroup_mma(ones, z_c, x, is_async=True)
+            x = warpgroup_mma(a, q_c, x, is_async=True)
+            x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
+            x = warpgroup_mma(ones, z_s, x, is_async=True)
         x = warpgroup_mma(a, q_s, x, is_async=True)
-        sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
-        ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
+        sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, use_acc=follows, is_async=True)
+        ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, use_acc=follows, is_async=True)
         x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
         y = gl.where(k_c.load(RESULT) > 0, x * sin_y[:, None], 0.0)
         if MASKED:

@@ -80,7 +80,7 @@ def walk_dq(
     )
     if CARRIED:
         origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
-    token, _, rest = tile_at(0, TILES, start, begin, end, JOINED)
+    token, first, rest = tile_at(0, TILES, start, begin, end, JOINED)
 
     ks = room(STAGES, CHUNK, W)
     vs = room(STAGES, CHUNK, W)
@@ -112,6 +112,8 @@ def walk_dq(
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
     if STARTED:
+        if JOINED:
+            slot = gl.where((chunks > 0) & (first > 0), slot, -1)
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)
@@ -139,10 +141,11 @@ def walk_dq(
         token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
         token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
         if JOINED:
-            sc = gl.where(first == 0, 0.0, sc)
-            ss = gl.where(first == 0, 0.0, ss)
-            zc = gl.where(first == 0, 0.0, zc)
-            zs = gl.where(first == 0, 0.0, zs)
+            follows = first > 0
+            goes_on = rest > CHUNK
+        else:
+            follows: gl.constexpr = True
+            goes_on: gl.constexpr = True
         zero = anew(t)
         k_c = flat(ks.index(stage))
         k_s = ks_room.index(zero)
@@ -150,10 +153,11 @@ def walk_dq(
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        s_c.store(sc.to(gl.bfloat16))
-        s_s.store(ss.to(gl.bfloat16))
-        z_c.store(zc.to(gl.bfloat16))
-        z_s.store(zs.to(gl.bfloat16))
+        if follows:
+            s_c.store(sc.to(gl.bfloat16))
+            s_s.store(ss.to(gl.bfloat16))
+            z_c.store(zc.to(gl.bfloat16))
+            z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_k, theta)
         keep = of_k < rest
         if MASKED:
@@ -176,15 +180,16 @@ def walk_dq(
         phi_s = phased(x, sin)
         k_c.store(phi_c)
         k_s.store(phi_s)
-        zc += in_runs(phi_c.to(gl.float32), RUNS)
-        zs += in_runs(phi_s.to(gl.float32), RUNS)
+        if goes_on:
+            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32), RUNS)
+            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32), RUNS)
         if MASKED or PACKED:
             if MASKED or rest < CHUNK:
                 blank(tile_v, keep, LINES)
         fence_async_shared()
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
-        sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-        ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+        sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
+        ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
         ahead, _, rest_ahead = tile_at(gl.minimum(t + 1, chunks - 1), TILES, start, begin, end, JOINED)
         if t + 1 < chunks:
             mbarrier.expect(bar_o.index(0), TILE)
@@ -194,17 +199,32 @@ def walk_dq(
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
         no_e = gl.zeros([CHUNK, RUNS], gl.float32, left(RESULT))
         columns = (gl.convert_layout(e, of_rows(left(RESULT)))[:, None] + no_e).to(gl.bfloat16)
-        x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-        x = warpgroup_mma(columns, z_c, x, is_async=True)
-        x = warpgroup_mma(a, k_c, x, is_async=True)
         cos_y, sin_y = phases(origin + first + of_y, theta)
         r_y = gl.convert_layout(r, of_rows(RESULT))
-        x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
-        x = x * (cos_y / sin_y)[:, None]
-        x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
-        x = warpgroup_mma(columns, z_s, x, is_async=True)
-        x = warpgroup_mma(a, k_s, x, is_async=True)
-        x, a, columns = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, columns])
+        if JOINED:
+            x = warpgroup_mma(a, k_c, no_result, use_acc=False, is_async=True)
+            x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
+            if follows:
+                x = warpgroup_mma(tile_g, s_c.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(columns, z_c, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(a, k_s, x, is_async=True)
+            x, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, a])
+            if follows:
+                x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(columns, z_s, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        else:
+            x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
+            x = warpgroup_mma(columns, z_c, x, is_async=True)
+            x = warpgroup_mma(a, k_c, x, is_async=True)
+            x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
+            x = warpgroup_mma(columns, z_s, x, is_async=True)
+            x = warpgroup_mma(a, k_s, x, is_async=True)
+            x, a, columns = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, columns])
         y = x * (sin_y * r_y)[:, None]
         mbarrier.wait(bar_q.index(0), t & 1)
         y = gl.where(flat(qs.index(0)).load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
