@@ -89,3 +89,29 @@ def test_what_a_piece_starts_from(pieces, backwards, bounds):
     )  # fmt: skip
     needed = ~truth.isnan()
     torch.testing.assert_close(states[needed], truth[needed])
+
+
+@cases
+@pytest.mark.parametrize("pieces", [2, 3, 8])
+def test_the_whole_of_a_cut_document(pieces, bounds):
+    from cosformer.ops.hopper.documents import join
+
+    tiles, expected, begins = listed(bounds, pieces)
+    runs = [expected[a:b] for a, b in zip(begins, begins[1:], strict=False)]
+    worth = torch.rand(len(expected), 2, 5, device=DEVICE)
+    documents = [token - before for token, before, _ in expected]
+    cut = {documents[b] for b in begins[1:-1] if b < len(expected) and expected[b][1] > 0}
+    parts = torch.full((2 * pieces, 2, 5), torch.nan, device=DEVICE)
+    for p, run in enumerate(runs):
+        for document in {token - before for token, before, _ in run} & cut:
+            here = [i for i in range(begins[p], begins[p + 1]) if documents[i] == document]
+            goes_on = begins[p + 1] < len(expected) and documents[begins[p + 1]] == document
+            parts[2 * p + goes_on] = worth[here].sum(0)
+    sums = torch.full((pieces, 2, 5), torch.nan, device=DEVICE)
+    join[(2 * 2,)](parts, sums, tiles, pieces, HEADS=2, SIZE=5, CHUNK=64, MOST=8, BLOCK=4)
+    for p, begin in enumerate(begins[:-1]):
+        if begin < len(expected) and expected[begin][1] > 0:
+            whole = [i for i, d in enumerate(documents) if d == documents[begin]]
+            torch.testing.assert_close(sums[p], worth[whole].sum(0))
+        else:
+            assert sums[p].isnan().all()

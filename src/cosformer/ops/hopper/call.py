@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
-from cosformer.ops.hopper.cutting import CHUNK, at_work, to_apply, to_sum, to_walk, width_of
-from cosformer.ops.hopper.documents import CHAINED, LISTED, chain, count_tiles, list_tiles
+from cosformer.ops.hopper.cutting import CHUNK, multiprocessors, of_list, to_apply, to_sum, to_walk, width_of
+from cosformer.ops.hopper.documents import CHAINED, LISTED, chain, count_tiles, join, list_tiles
 from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
@@ -18,6 +18,7 @@ from cosformer.ops.hopper.launch import describe, fits
 from cosformer.ops.hopper.queries import walk_dq
 from cosformer.ops.hopper.states import absorb
 from cosformer.ops.hopper.tape import Tape
+from cosformer.ops.hopper.whole import whole_gradients, whole_o
 from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.kernels import SCANNED
 from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
@@ -32,6 +33,8 @@ SIZES = {
     "apply_o": {64: (2, 4), 128: (2, 4)},
     "apply_dq": {64: (2, 4), 128: (2, 8)},
     "apply_dkv": {64: (2, 4), 128: (2, 8)},
+    "whole_o": {64: (2, 4), 128: (2, 8)},
+    "whole_gradients": {64: (2, 4), 128: (1, 8)},
 }
 
 
@@ -39,10 +42,10 @@ class Call:
     def __init__(
         self, tape: Tape, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None,
         cu_seqlens: Tensor | None, positions: Tensor | None, offset: int, horizon: float, eps: float,
-        joined: bool,
+        causal: bool, joined: bool,
     ):  # fmt: skip
         """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]. `joined`: documents are
-        walked along as one list of tiles, otherwise each is a row of its own."""
+        one list of tiles, otherwise each is a row of its own."""
         self.tape = tape
         self.tensors = {n: x if fits(x) else x.contiguous() for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
@@ -64,8 +67,11 @@ class Call:
         self.packed, self.masked, self.carried = (
             cu_seqlens is not None, key_mask is not None, positions is not None,
         )  # fmt: skip
-        self.joined = joined
-        self.tiles = self._list_tiles(cu_seqlens, self.pieces_to_walk(True).each) if joined else None
+        self.causal, self.joined = causal, joined
+        self.pieces, self.tiles = 0, None
+        if cu_seqlens is not None and joined:
+            self.pieces = of_list(self.tq, self._most_pieces)
+            self.tiles = self._list_tiles(cu_seqlens)
 
     def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
         self.tape.start(
@@ -130,8 +136,8 @@ class Call:
                 self.theta, length, self.mask_stride,
             ),
             (
-                heads, *self.dims, self.width, what, self.packed, self.joined, self.masked, self.carried,
-                *self._sizes("absorb"),
+                heads, *self.dims, self.width, what, self.packed, self.joined, self.causal, self.masked,
+                self.carried, *self._sizes("absorb"),
             ),
         )  # fmt: skip
         return states
@@ -141,10 +147,10 @@ class Call:
             apply_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "o"), self.tensors["o"], self.d, self.positions, *state[:2], *pieces.tables,
-                self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, *state[2:],
+                self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, *state[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.carried,
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
                 *self._sizes("apply_o"),
             ),
         )  # fmt: skip
@@ -156,11 +162,11 @@ class Call:
             apply_dq, self.heads * pieces.count,
             (
                 *self._tiles("q", "o", "g", "dq"), self.tensors["dq"], self.d, self.positions, *state[:2],
-                states, *pieces.tables, self.origin_q, self.tq, pieces.each, pieces.size, self.theta,
-                self.eps, self.tq, *state[2:],
+                states, *pieces.tables, self.tiles, self.origin_q, self.tq, pieces.each, pieces.size,
+                self.theta, self.eps, self.tq, *state[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.carried,
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
                 *self._sizes("apply_dq"),
             ),
         )  # fmt: skip
@@ -174,13 +180,35 @@ class Call:
             apply_dkv, self.key_heads * pieces.count,
             (
                 *self._tiles("k", "v", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.mask,
-                self.positions, *state[:2], *pieces.tables, self.origin_k, self.tk, pieces.each, pieces.size,
-                self.theta, self.mask_stride, *state[2:],
+                self.positions, *state[:2], *pieces.tables, self.tiles, self.origin_k, self.tk, pieces.each,
+                pieces.size, self.theta, self.mask_stride, *state[2:],
             ),
             (
-                self.key_heads, *self.dims, self.width, self.packed, self.masked, self.carried,
+                self.key_heads, *self.dims, self.width, self.packed, self.joined, self.masked, self.carried,
                 *self._sizes("apply_dkv"),
             ),
+        )  # fmt: skip
+
+    def whole_o(self) -> None:
+        """Of documents that are not cut."""
+        self.tape.start(
+            whole_o, self.key_heads * self.pieces,
+            (
+                *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.tiles, self.pieces,
+                self.theta, self.eps, self.tq,
+            ),
+            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_o")),
+        )  # fmt: skip
+
+    def whole_gradients(self) -> None:
+        self.tape.start(
+            whole_gradients, self.key_heads * self.pieces,
+            (
+                *self._tiles("q", "k", "v", "o", "g", "dq", "dk", "dv"), self.tensors["dq"],
+                self.tensors["dk"], self.tensors["dv"], self.d, self.tiles, self.pieces, self.theta, self.eps,
+                self.tq,
+            ),
+            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_gradients")),
         )  # fmt: skip
 
     def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
@@ -197,7 +225,7 @@ class Call:
     ) -> tuple[State, State | None]:
         """What each piece starts from, in place of its own state, and what is there after the last."""
         if self.joined:
-            self._chain(states, pieces, backwards)
+            self._chain(states, backwards)
             return State.within(states, self.dims[0]), None
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0]) if total else None
         self._scan(states, pieces, came, after, prefix=True, backwards=backwards)
@@ -205,6 +233,8 @@ class Call:
 
     def total(self, states: Tensor, pieces: Pieces, came: State | None) -> State:
         """The sum of all pieces of each row, and of what came in."""
+        if self.joined:
+            return self._join(states)
         if pieces.single and came is None:
             return State.within(states, self.dims[0])
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0])
@@ -221,13 +251,20 @@ class Call:
         return self._cut(to_apply, heads, length)
 
     def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
+        if self.joined:  # a piece has two parts of documents that are cut, and a walk begins or ends in one
+            count = self.pieces if self.causal else 2 * self.pieces
+            return Pieces(0, self.pieces, count, count)
         rows = self.rows if self.cu is None else 1
         size = rule(rows * heads, length, self.device, self.width)
-        if self.cu is None or self.joined:
-            return cut(rows, length, size)
-        return cut_documents(self.cu, length, size, every)
+        return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
 
-    def _list_tiles(self, cu: Tensor, pieces: int) -> Tensor:
+    @property
+    def _most_pieces(self) -> int:
+        """Of a list of tiles, so that all blocks that go along it are at work at a time."""
+        blocks = 1 if self.width == 128 else 3 if not self.causal and "g" not in self.tensors else 2
+        return max(1, blocks * multiprocessors(self.device) // (self.heads if self.causal else self.key_heads))
+
+    def _list_tiles(self, cu: Tensor) -> Tensor:
         """The list of documents.py."""
         documents = cu.shape[0] - 1
         most = self.tq // CHUNK + documents
@@ -237,18 +274,26 @@ class Call:
         self.tape.start_plain(count_tiles, 1, cu, first, documents, **sizes)
         programs = -(-most // LISTED)
         self.tape.start_plain(
-            list_tiles, programs - (-(pieces + 1) // LISTED), cu, first, tiles, documents, pieces, programs,
-            **sizes,
+            list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles, documents, self.pieces,
+            programs, **sizes,
         )  # fmt: skip
         return tiles
 
-    def _chain(self, states: Tensor, pieces: Pieces, backwards: bool) -> None:
-        _, heads, size = states.shape
-        most = 1 << (at_work(self.device, self.width) // self.heads).bit_length()
+    def _chain(self, states: Tensor, backwards: bool) -> None:
+        self._add_up(chain, states, BACKWARDS=backwards)
+
+    def _join(self, parts: Tensor) -> State:
+        sums = self._states(self.pieces, parts.shape[1])
+        self._add_up(join, parts, sums)
+        return State.within(sums, self.dims[0])
+
+    def _add_up(self, kernel: Any, *states: Tensor, **options: Any) -> None:
+        _, heads, size = states[0].shape
+        most = 1 << (self._most_pieces - 1).bit_length()
         block = max(1, CHAINED // most)
         self.tape.start_plain(
-            chain, -(-size // block) * heads, states, self.tiles, pieces.each, HEADS=heads, SIZE=size,
-            BACKWARDS=backwards, CHUNK=CHUNK, MOST=most, BLOCK=block, num_warps=1,
+            kernel, -(-size // block) * heads, *states, self.tiles, self.pieces, HEADS=heads, SIZE=size,
+            CHUNK=CHUNK, MOST=most, BLOCK=block, num_warps=1, **options,
         )  # fmt: skip
 
     def _scan(

@@ -109,6 +109,35 @@ def chain(
     tl.store(STATES + following.to(tl.int64) * (HEADS * SIZE), found, mask=goes_on)
 
 
+@triton.jit(do_not_specialize=["pieces"])
+def join(
+    PARTS, SUMS, TILES, pieces, HEADS: tl.constexpr, SIZE: tl.constexpr, CHUNK: tl.constexpr,
+    MOST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """PARTS [2 pieces, HEADS, SIZE], of the parts of cut documents (`cut_part`) -> SUMS [pieces, HEADS, SIZE]
+    of the whole document that is cut at the beginning of a piece. Programs as in `chain`."""
+    BLOCKS: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
+    border = tl.arange(0, MOST)[:, None]
+    n = (tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK))[None, :]
+    offset = tl.program_id(0) // BLOCKS * SIZE + n
+    real = (border > 0) & (border < pieces)
+    begin_before = tl.load(TILES + 4 * border - 1, mask=real, other=0)
+    begin = tl.load(TILES + 4 * border + 3, mask=real, other=0)
+    end = tl.load(TILES + 4 * border + 7, mask=real, other=0)
+    real = real & (begin < tl.load(TILES + 4 * pieces + 3))
+    before = tl.load(TILES + 4 * begin + 1, mask=real, other=0)
+    rest = tl.load(TILES + 4 * begin + 2, mask=real, other=0)
+    cut = (before > 0) & (n < SIZE)
+    through = cut & (before > (begin - begin_before) * CHUNK)
+    on = cut & (rest > (end - begin) * CHUNK)
+    part = 2 * border.to(tl.int64)
+    left = tl.load(PARTS + (part - 1) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+    right = tl.load(PARTS + tl.where(on, part + 1, part) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+    left, _ = tl.associative_scan((left, through.to(tl.int32)), 0, _append)
+    right, _ = tl.associative_scan((right, on.to(tl.int32)), 0, _append, reverse=True)
+    tl.store(SUMS + border.to(tl.int64) * (HEADS * SIZE) + offset, left + right, mask=cut)
+
+
 @gluon.jit
 def run_of(TILES, piece):
     """A piece's part of the list: its first tile, and how many it has."""
@@ -162,3 +191,38 @@ def reaching_out(TILES, piece, pieces, BACKWARDS: gl.constexpr):
         start = token - end
         begin = gl.maximum(end - chunks * TILE, 0)
     return start, begin, end, there & (token > start)
+
+
+@gluon.jit
+def whole_documents(TILES, piece, pieces):
+    """The tiles [begin, end) of a piece between the documents that are cut."""
+    run, chunks = run_of(TILES, piece)
+    first, begin, end, before = reaching_out(TILES, piece, pieces, True)
+    cut = gl.where(before, (end - begin + TILE - 1) // TILE, 0)
+    last, begin, end, after = reaching_out(TILES, piece, pieces, False)
+    cut_after = gl.where(after & ~(before & (first == last)), (end - begin) // TILE, 0)
+    return run + cut, run + chunks - cut_after
+
+
+@gluon.jit
+def part_of(part, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED: gl.constexpr,
+            JOINED: gl.constexpr):  # fmt: skip
+    """As `locate`. JOINED: of the two parts of cut documents in a piece, or of the one that fills it (the
+    second); the row is the piece whose beginning cuts the document, and the slot is -1 if there is none."""
+    if JOINED:
+        piece = part // 2
+        second = part % 2 == 1
+        first, begin_first, end_first, before = reaching_out(TILES, piece, pieces, True)
+        last, begin_last, end_last, after = reaching_out(TILES, piece, pieces, False)
+        there = gl.where(second, after, before & ~(after & (first == last)))
+        row = piece + part % 2
+        batch = 0
+        start = gl.where(second, last, first)
+        begin = gl.where(second, begin_last, begin_first)
+        end = gl.where(there, gl.where(second, end_last, end_first), begin)
+        slot = gl.where(there, part, -1)
+    else:
+        row, batch, start, begin, end, slot = locate(
+            part, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
+        )
+    return row, batch, start, begin, end, slot

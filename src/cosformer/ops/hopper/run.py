@@ -25,12 +25,14 @@ def forward(
     d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     came = _state(numerator, denominator)
-    joined = is_joined(cu_seqlens, causal, need_state or came is not None)
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, joined)
+    joined = is_joined(cu_seqlens, need_state or came is not None)
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
     if not causal:
         pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
         state = call.total(call.absorb("o", pieces), pieces, came)
         call.apply_o(call.pieces_to_apply(q.shape[2], q.shape[1]), state)
+        if joined:
+            call.whole_o()
         return out, d, state.s, state.s if need_state else None, None
     pieces = call.pieces_to_walk(every=need_state or came is not None)
     after: State | None
@@ -55,8 +57,8 @@ def backward(
     dk, dv = (tape.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     came, back = _state(numerator, denominator), _state(grad_numerator, grad_denominator)
-    joined = is_joined(cu_seqlens, causal, back is not None or came is not None)
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, joined)
+    joined = is_joined(cu_seqlens, back is not None or came is not None)
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
     if not causal:
         if kept is None:
             pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
@@ -66,6 +68,8 @@ def backward(
         pieces = call.pieces_to_sum(q.shape[2], q.shape[1])
         r = call.total(call.apply_dq(pieces, state), pieces, back)
         call.apply_dkv(call.pieces_to_apply(k.shape[2], k.shape[1]), r)
+        if joined:
+            call.whole_gradients()
         return dq, dk, dv, r.s, None
     # Each query head has a gradient of the state of its own: what comes back is given to one of those
     # that share a key head, and what goes on is their sum.
@@ -94,9 +98,9 @@ def backward(
     return dq, dk, dv, before.s, None if before.s.dim() == 3 else before.z
 
 
-def is_joined(cu_seqlens: Tensor | None, causal: bool, states: bool) -> bool:
-    """Whether documents are walked along one after the other: where states come or go, each is a row."""
-    return cu_seqlens is not None and causal and not states
+def is_joined(cu_seqlens: Tensor | None, states: bool) -> bool:
+    """Whether documents are one list of tiles: where states come or go, each is a row of its own."""
+    return cu_seqlens is not None and not states
 
 
 def public(s: Tensor, z: Tensor | None, d: int, dv: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cosformer.ops.hopper.documents import reaching_out
+from cosformer.ops.hopper.documents import part_of, reaching_out
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
@@ -30,7 +30,6 @@ from cosformer.ops.hopper.tiles import (
     flat,
     in_runs,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -66,8 +65,8 @@ def store_state(STATES, index, sc, ss, zc, zs, D: gl.constexpr, DV: gl.constexpr
 def absorb(
     b, c, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, TILES, origin, length, pieces,
     size, theta, tokens, mask_stride, HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-    WHAT: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr,
-    CARRIED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    WHAT: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, CAUSAL: gl.constexpr,
+    MASKED: gl.constexpr, CARRIED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: those of b and c. STATES [slots, HEADS, 2 D (Dv + 1)]."""
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -76,13 +75,13 @@ def absorb(
     BYTES: gl.constexpr = 2 * CHUNK * W * 2
     pid = gl.program_id(0)
     head = pid % HEADS
-    if JOINED:
+    if JOINED and CAUSAL:
         batch = 0
         start, begin, end, used = reaching_out(TILES, pid // HEADS, pieces, WHAT == "dv")
         slot = gl.where(used, pid // HEADS, -1)
     else:
-        row, batch, start, begin, end, slot = locate(
-            pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
+        row, batch, start, begin, end, slot = part_of(
+            pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
         )
     if CARRIED:
         origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
