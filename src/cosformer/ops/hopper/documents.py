@@ -24,29 +24,30 @@ from triton.experimental.gluon import language as gl
 from cosformer.ops.hopper.tiles import CHUNK as TILE
 from cosformer.ops.hopper.tiles import locate
 
-LISTED = 256  # documents, or tiles, a program takes at a time
+COUNTED = 1024  # documents a program takes at a time
+LISTED = 256  # tiles
 CHAINED = 2048  # numbers a program of `chain` holds
 
 
-@triton.jit(do_not_specialize=["documents"])
-def count_tiles(CU, FIRST, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """FIRST [documents + 1]: how many tiles the documents before each one have. One program."""
+@triton.jit(do_not_specialize=["documents", "pieces", "programs"])
+def list_tiles(
+    CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
+    steps, or where a document begins or ends nearby.
+
+    FIRST [documents]: how many tiles the documents before each one have. Every program writes all of it,
+    the same numbers, and waits for no other."""
     total = 0
-    for i in range(0, documents, BLOCK):
-        document = i + tl.arange(0, BLOCK)
+    for i in range(0, documents, COUNTED):
+        document = i + tl.arange(0, COUNTED)
         inside = document < documents
         begin = tl.load(CU + document, mask=inside, other=0).to(tl.int32)
         n = tl.cdiv(tl.load(CU + document + 1, mask=inside, other=0).to(tl.int32) - begin, CHUNK)
         tl.store(FIRST + document, total + tl.cumsum(n, 0) - n, mask=inside)
         total += tl.sum(n, 0)
-    tl.store(FIRST + documents, total)
-
-
-@triton.jit(do_not_specialize=["documents", "pieces", "programs"])
-def list_tiles(CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
-    steps, or where a document ends not far behind."""
-    total = tl.load(FIRST + documents)
+    tl.debug_barrier()
     each = tl.cdiv(total, pieces)
     listing = tl.program_id(0) < programs
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -66,9 +67,11 @@ def list_tiles(CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexp
     tl.store(at, begin + before, mask=inside)
     tl.store(at + 1, before, mask=inside)
     tl.store(at + 2, rest, mask=inside)
-    far = tl.cdiv(rest, CHUNK)
-    near = (tile < total) & (before > 0) & (far <= tl.maximum(each // 8, 1))
-    tl.store(TILES + 4 * piece + 3, tile + tl.where(near, far, 0), mask=(piece >= 0) & (piece <= pieces))
+    back = before // CHUNK
+    on = tl.cdiv(rest, CHUNK)
+    shift = tl.where(back < on, -back, on)
+    near = (tile < total) & (before > 0) & (tl.minimum(back, on) <= tl.maximum(each // 8, 1))
+    tl.store(TILES + 4 * piece + 3, tile + tl.where(near, shift, 0), mask=(piece >= 0) & (piece <= pieces))
 
 
 @triton.jit
@@ -101,12 +104,13 @@ def chain(
     real = real & (border < tl.load(TILES + 4 * pieces + 3))
     before = tl.load(TILES + 4 * border + 1, mask=real, other=0)
     within = tl.load(TILES + 4 * border + 2, mask=real, other=0) if BACKWARDS else before
-    goes_on = (before > 0) & (n < SIZE)
-    through = (goes_on & (within > (end - begin) * CHUNK)).to(tl.int32)
-    own = tl.load(STATES + piece.to(tl.int64) * (HEADS * SIZE), mask=goes_on, other=0.0)
-    found, _ = tl.associative_scan((own, through), 0, _append)
-    tl.debug_barrier()  # sums go where other threads have read
-    tl.store(STATES + following.to(tl.int64) * (HEADS * SIZE), found, mask=goes_on)
+    if tl.max(before) > 0:  # else no document is cut
+        goes_on = (before > 0) & (n < SIZE)
+        through = (goes_on & (within > (end - begin) * CHUNK)).to(tl.int32)
+        own = tl.load(STATES + piece.to(tl.int64) * (HEADS * SIZE), mask=goes_on, other=0.0)
+        found, _ = tl.associative_scan((own, through), 0, _append)
+        tl.debug_barrier()  # sums go where other threads have read
+        tl.store(STATES + following.to(tl.int64) * (HEADS * SIZE), found, mask=goes_on)
 
 
 @triton.jit(do_not_specialize=["pieces"])
@@ -127,15 +131,16 @@ def join(
     real = real & (begin < tl.load(TILES + 4 * pieces + 3))
     before = tl.load(TILES + 4 * begin + 1, mask=real, other=0)
     rest = tl.load(TILES + 4 * begin + 2, mask=real, other=0)
-    cut = (before > 0) & (n < SIZE)
-    through = cut & (before > (begin - begin_before) * CHUNK)
-    on = cut & (rest > (end - begin) * CHUNK)
-    part = 2 * border.to(tl.int64)
-    left = tl.load(PARTS + (part - 1) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
-    right = tl.load(PARTS + tl.where(on, part + 1, part) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
-    left, _ = tl.associative_scan((left, through.to(tl.int32)), 0, _append)
-    right, _ = tl.associative_scan((right, on.to(tl.int32)), 0, _append, reverse=True)
-    tl.store(SUMS + border.to(tl.int64) * (HEADS * SIZE) + offset, left + right, mask=cut)
+    if tl.max(before) > 0:  # else no document is cut
+        cut = (before > 0) & (n < SIZE)
+        through = cut & (before > (begin - begin_before) * CHUNK)
+        on = cut & (rest > (end - begin) * CHUNK)
+        part = 2 * border.to(tl.int64)
+        left = tl.load(PARTS + (part - 1) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+        right = tl.load(PARTS + tl.where(on, part + 1, part) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+        left, _ = tl.associative_scan((left, through.to(tl.int32)), 0, _append)
+        right, _ = tl.associative_scan((right, on.to(tl.int32)), 0, _append, reverse=True)
+        tl.store(SUMS + border.to(tl.int64) * (HEADS * SIZE) + offset, left + right, mask=cut)
 
 
 @gluon.jit

@@ -37,7 +37,8 @@ from cosformer.ops.hopper.tiles import (
     anew,
     barriers,
     blank,
-    fetch,
+    expect,
+    fetch_some,
     flat,
     in_runs,
     left,
@@ -67,7 +68,7 @@ def walk_o(
     length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
-    STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    STORED: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from; S_OUT,
     Z_OUT: the state after the last chunk."""
@@ -78,7 +79,6 @@ def walk_o(
     PARTS: gl.constexpr = product(CHUNK, RUNS, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     IN_PLACE: gl.constexpr = W == 128
-    BYTES: gl.constexpr = 3 * CHUNK * W * 2
 
     pid = gl.program_id(0)
     head = pid % HEADS
@@ -106,11 +106,11 @@ def walk_o(
     bars = barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            at, _, _ = tile_at(i, TILES, start, begin, end, JOINED)
-            mbarrier.expect(bars.index(i), BYTES)
-            fetch(q, qs.index(i), bars.index(i), batch, at, head)
-            fetch(k, ks.index(i), bars.index(i), batch, at, key_head)
-            fetch(v, vs.index(i), bars.index(i), batch, at, key_head)
+            at, _, rest_at = tile_at(i, TILES, start, begin, end, JOINED)
+            expect(bars.index(i), rest_at, 3, W, ROWS)
+            fetch_some(q, qs.index(i), bars.index(i), batch, at, head, rest_at, ROWS)
+            fetch_some(k, ks.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
+            fetch_some(v, vs.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
@@ -141,7 +141,7 @@ def walk_o(
     for t in range(chunks):
         stage = t % STAGES
         token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
-        token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
+        token_next, _, rest_next = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
         if JOINED:
             follows = first > 0
             goes_on = rest > CHUNK
@@ -252,10 +252,10 @@ def walk_o(
         else:
             send(o, out.index(0), batch, token, head)
         if t + STAGES < chunks:
-            mbarrier.expect(bars.index(stage), BYTES)
-            fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
-            fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
-            fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
+            expect(bars.index(stage), rest_next, 3, W, ROWS)
+            fetch_some(q, qs.index(stage), bars.index(stage), batch, token_next, head, rest_next, ROWS)
+            fetch_some(k, ks.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
+            fetch_some(v, vs.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
         at_d = DEN + (batch * HEADS + head).to(gl.int64) * tokens + token + of_o
         gl.store(at_d, d, mask=of_o < rest)
     tma.store_wait(0)

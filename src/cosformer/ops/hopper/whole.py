@@ -30,7 +30,8 @@ from cosformer.ops.hopper.tiles import (
     anew,
     barriers,
     blank,
-    fetch,
+    expect,
+    fetch_some,
     flat,
     in_runs,
     left,
@@ -51,30 +52,30 @@ RUNTIME = ["pieces", "theta", "eps", "tokens"]
 
 
 @gluon.jit
-def bring(x, y, z, xs, ys, zs, bar, token, head, N: gl.constexpr):
+def bring(x, y, z, xs, ys, zs, bar, token, head, rest, N: gl.constexpr, ROWS: gl.constexpr):
     """The first N of three tiles."""
-    mbarrier.expect(bar, N * CHUNK * xs.shape[3] * 2)
-    fetch(x, xs, bar, 0, token, head)
+    expect(bar, rest, N, xs.shape[3], ROWS)
+    fetch_some(x, xs, bar, 0, token, head, rest, ROWS)
     if N > 1:
-        fetch(y, ys, bar, 0, token, head)
+        fetch_some(y, ys, bar, 0, token, head, rest, ROWS)
     if N > 2:
-        fetch(z, zs, bar, 0, token, head)
+        fetch_some(z, zs, bar, 0, token, head, rest, ROWS)
 
 
 @gluon.jit
 def bring_next(i, phase, end, TILES, q, k, v, g, o, xs, ys, zs, bar, key_head, GROUP: gl.constexpr,
-               BACKWARD: gl.constexpr):  # fmt: skip
+               BACKWARD: gl.constexpr, ROWS: gl.constexpr):  # fmt: skip
     """What the step at tile i in this phase reads, if i < end; gives the tile and the phase of the step after
     it: each document is gone through once for each phase."""
     LAST: gl.constexpr = GROUP + 1 if BACKWARD else GROUP
     if i < end:
         token, before, rest = tile_at(i, TILES, 0, 0, 0, True)
         if (phase == 0) | (phase > GROUP):
-            bring(k, v, v, xs, ys, ys, bar, token, key_head, 2)
+            bring(k, v, v, xs, ys, ys, bar, token, key_head, rest, 2, ROWS)
         elif BACKWARD:
-            bring(q, g, o, xs, ys, zs, bar, token, key_head * GROUP + phase - 1, 3)
+            bring(q, g, o, xs, ys, zs, bar, token, key_head * GROUP + phase - 1, rest, 3, ROWS)
         else:
-            bring(q, q, q, xs, ys, ys, bar, token, key_head * GROUP + phase - 1, 1)
+            bring(q, q, q, xs, ys, ys, bar, token, key_head * GROUP + phase - 1, rest, 1, ROWS)
         ends = rest <= CHUNK
         i = gl.where(ends & (phase < LAST), i - before // CHUNK, i + 1)
         phase = gl.where(ends, gl.where(phase < LAST, phase + 1, 0), phase)
@@ -163,7 +164,8 @@ def give_o(
 @gluon.jit(do_not_specialize=RUNTIME)
 def whole_o(
     q, k, v, o, O, DEN, TILES, pieces, theta, eps, tokens, HEADS: gl.constexpr, GROUP: gl.constexpr,
-    D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: query heads."""
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -187,7 +189,7 @@ def whole_o(
     phase = i * 0
     for n in gl.static_range(STAGES):
         coming, phase = bring_next(coming, phase, end, TILES, q, k, v, q, q, xs.index(n), ys.index(n),
-                                   ys.index(n), bars.index(n), key_head, GROUP, False)  # fmt: skip
+                                   ys.index(n), bars.index(n), key_head, GROUP, False, ROWS)  # fmt: skip
     step = 0
     while i < end:
         token, _, length = tile_at(i, TILES, 0, 0, 0, True)
@@ -206,7 +208,7 @@ def whole_o(
             sync()
             coming, phase = bring_next(coming, phase, end, TILES, q, k, v, q, q, xs.index(stage),
                                        ys.index(stage), ys.index(stage), bars.index(stage), key_head, GROUP,
-                                       False)  # fmt: skip
+                                       False, ROWS)  # fmt: skip
             step += 1
         settle(sc, ss, zc, zs, sc_room.index(0), ss_room.index(0), zc_room.index(0), zs_room.index(0))
         for t in range(tiles * GROUP):
@@ -220,7 +222,7 @@ def whole_o(
                    token + first, first, length - first, head, theta, eps, HEADS, DV, W, WARPS)  # fmt: skip
             coming, phase = bring_next(coming, phase, end, TILES, q, k, v, q, q, xs.index(stage),
                                        ys.index(stage), ys.index(stage), bars.index(stage), key_head, GROUP,
-                                       False)  # fmt: skip
+                                       False, ROWS)  # fmt: skip
             step += 1
     tma.store_wait(0)
 
@@ -256,16 +258,24 @@ def give_dq(
     no_e = gl.zeros([CHUNK, RUNS], gl.float32, left(RESULT))
     columns = (gl.convert_layout(e, of_rows(left(RESULT)))[:, None] + no_e).to(gl.bfloat16)
     fence_async_shared()
+    cos_y, sin_y = phases(before + of_y, theta)
+    r_y = gl.convert_layout(r, of_rows(RESULT))
     x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
     x = warpgroup_mma(columns, z_c, x, is_async=True)
-    y = warpgroup_mma(tile_g, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
+    if W == 128:  # in the same registers, as in queries.py
+        x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        y = warpgroup_mma(tile_g, s_s.permute((1, 0)), x * (cos_y / sin_y)[:, None], is_async=True)
+    else:
+        y = warpgroup_mma(tile_g, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
     y = warpgroup_mma(columns, z_s, y, is_async=True)
     rc = warpgroup_mma(b_c.permute((1, 0)), tile_g, sc, is_async=True)
     rs = warpgroup_mma(b_s.permute((1, 0)), tile_g, ss, is_async=True)
-    x, y, columns = warpgroup_mma_wait(num_outstanding=2, deps=[x, y, columns])
-    cos_y, sin_y = phases(before + of_y, theta)
-    r_y = gl.convert_layout(r, of_rows(RESULT))
-    y = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
+    if W == 128:
+        y, columns = warpgroup_mma_wait(num_outstanding=2, deps=[y, columns])
+        y = y * (sin_y * r_y)[:, None]
+    else:
+        x, y, columns = warpgroup_mma_wait(num_outstanding=2, deps=[x, y, columns])
+        y = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
     y = gl.where(tile_q.load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
     sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[rc, rs])
     tma.store_wait(0)
@@ -297,30 +307,28 @@ def give_dkv(
     k_tile = tile_k.load(left(RESULT))
     k_c = phased(k_tile, cos)
     k_s = phased(k_tile, sin)
-    x, y = warpgroup_mma_wait(num_outstanding=0, deps=[x, y])
+    w = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
+    w = warpgroup_mma(k_s, s_s, w, is_async=True)
+    x, y = warpgroup_mma_wait(num_outstanding=2, deps=[x, y])
     cos_y, sin_y = phases(before + of_y, theta)
     y = x * cos_y[:, None] + y * sin_y[:, None]
     y = gl.where(tile_k.load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
-    w = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
-    w = warpgroup_mma(k_s, s_s, w, is_async=True)
     tma.store_wait(0)
     sync()
     flat(out.index(0)).store(y)
-    fence_async_shared()
-    sync()
-    hand_out(dk, DK, out.index(0), token, rest, head, HEADS, D, LINES)
     w, k_c, k_s = warpgroup_mma_wait(num_outstanding=0, deps=[w, k_c, k_s])
     flat(out.index(1)).store(w.to(gl.bfloat16))
     fence_async_shared()
     sync()
+    hand_out(dk, DK, out.index(0), token, rest, head, HEADS, D, LINES)
     hand_out(dv, DV_, out.index(1), token, rest, head, HEADS, DV, LINES)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def whole_gradients(
     q, k, v, o, g, dq, dk, dv, DQ, DK, DV_, DEN, TILES, pieces, theta, eps, tokens, HEADS: gl.constexpr,
-    GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
+    GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: query heads."""
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -346,7 +354,7 @@ def whole_gradients(
     phase = i * 0
     for n in gl.static_range(STAGES):
         coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(n), ys.index(n),
-                                   os.index(n), bars.index(n), key_head, GROUP, True)  # fmt: skip
+                                   os.index(n), bars.index(n), key_head, GROUP, True, ROWS)  # fmt: skip
     of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
     step = 0
     while i < end:
@@ -369,7 +377,7 @@ def whole_gradients(
             sync()
             coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(stage),
                                        ys.index(stage), os.index(stage), bars.index(stage), key_head, GROUP,
-                                       True)  # fmt: skip
+                                       True, ROWS)  # fmt: skip
             step += 1
         settle(sc, ss, zc, zs, sc_room.index(0), ss_room.index(0), zc_room.index(0), zs_room.index(0))
         sc = gl.zeros([W, W], gl.float32, STATE)
@@ -390,7 +398,7 @@ def whole_gradients(
             )  # fmt: skip
             coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(stage),
                                        ys.index(stage), os.index(stage), bars.index(stage), key_head, GROUP,
-                                       True)  # fmt: skip
+                                       True, ROWS)  # fmt: skip
             step += 1
             first = (t + 1) % tiles * CHUNK
             at_d = DEN + (key_head * GROUP + (t + 1) // tiles).to(gl.int64) * tokens + token + first + of_q
@@ -406,6 +414,6 @@ def whole_gradients(
                      length - first, key_head, theta, KEY_HEADS, D, DV, W, WARPS)  # fmt: skip
             coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(stage),
                                        ys.index(stage), os.index(stage), bars.index(stage), key_head, GROUP,
-                                       True)  # fmt: skip
+                                       True, ROWS)  # fmt: skip
             step += 1
     tma.store_wait(0)
