@@ -190,26 +190,80 @@ def test_long_sequences(batch, length, dim, causal):
         assert distance(mine, truth) <= 5e-3
 
 
+def random_bounds(documents, length):
+    cuts = torch.randint(0, length + 1, (documents - 1,)).sort().values
+    return torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), length)])
+
+
+DOCUMENTS = {
+    "1,000": lambda: random_bounds(1000, 30000),
+    "odd": lambda: torch.tensor([1, 63, 64, 65, 0, 0, 64, 63, 680, 63, 1, 0, 1936, 1, 999, 0]).cumsum(0),
+    "one": lambda: torch.tensor([4000]),
+    "long": lambda: torch.tensor([9000, 30, 12000, 5000]).cumsum(0),  # each longer than a piece
+}
+
+
 @both_ways
-def test_a_thousand_documents(causal):
-    cuts = torch.randint(0, 30001, (999,)).sort().values
-    cu = torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), 30000)]).cuda()
-    x = inputs(1, 30000, 2, 64)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_documents(documents, dtype, causal, cut):
+    cu = DOCUMENTS[documents]()
+    cu = torch.cat([cu.new_zeros(cu[0] != 0), cu]).to("cuda", dtype)
+    length = int(cu[-1])
+    x = inputs(1, length, 2, 64)
     grad = torch.randn_like(x[2])
-    options = {"causal": causal, "cu_seqlens": cu, "horizon": 2048}
+    options = {"causal": causal, "cu_seqlens": cu, "horizon": length}
     exact = results(in_double(x), "chunked", grad, **options)
     for truth, mine in zip(exact, results(x, "hopper", grad, **options), strict=True):
         assert distance(mine, truth) <= 5e-3
 
 
 @both_ways
-@pytest.mark.parametrize("dim", [64, 128])
-def test_a_thousand_repeats_are_bit_identical(dim, causal):
-    x = inputs(2, 1000, 4, dim)
+@pytest.mark.parametrize("value", [3.0, torch.inf, torch.nan])
+def test_what_a_document_holds_changes_no_bit_of_another(value, causal):
+    cu = torch.cat([torch.zeros(1, dtype=torch.int64), DOCUMENTS["odd"]()]).cuda()
+    sick = torch.zeros(int(cu[-1]), dtype=torch.bool, device="cuda")
+    for i in (3, 6, 8, 12):  # 65, 64, 680 and 1,936 tokens, among others that are well
+        sick[cu[i] : cu[i + 1]] = True
+    x = inputs(1, len(sick), 2, 64)
     grad = torch.randn_like(x[2])
-    first = results(x, "hopper", grad, causal=causal)
+    found = []
+    for fill in (False, True):
+        y = [z.detach().masked_fill(sick[:, None, None] & fill, value).requires_grad_() for z in x]
+        g = grad.masked_fill(sick[:, None, None] & fill, value)
+        found.append(results(y, "hopper", g, causal=causal, cu_seqlens=cu, horizon=len(sick)))
+    for well, ill in zip(*found, strict=True):
+        assert torch.equal(well[:, ~sick], ill[:, ~sick])
+    assert not torch.equal(found[0][0][:, sick], found[1][0][:, sick])
+
+
+@both_ways
+def test_a_cuda_graph_looks_at_the_bounds_it_finds(causal):
+    x = inputs(1, 30000, 2, 64)
+    grad = torch.randn_like(x[2])
+    cu = random_bounds(300, 30000).cuda()
+    options = {"causal": causal, "cu_seqlens": cu, "horizon": 30000}
+    results(x, "hopper", grad, **options)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = results(x, "hopper", grad, **options)
+    cu.copy_(torch.cat([torch.zeros(280, dtype=torch.int64), random_bounds(20, 30000)]))
+    graph.replay()
+    for a, b in zip(captured, results(x, "hopper", grad, **options), strict=True):
+        assert torch.equal(a, b)
+
+
+@both_ways
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+def test_a_thousand_repeats_are_bit_identical(packed, dim, causal):
+    x = inputs(1 if packed else 2, 1000, 4, dim)
+    grad = torch.randn_like(x[2])
+    options = {"causal": causal, "cu_seqlens": random_bounds(20, 1000).cuda() if packed else None}
+    first = results(x, "hopper", grad, **options)
     for _ in range(1000):
-        again = results(x, "hopper", grad, causal=causal)
+        again = results(x, "hopper", grad, **options)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -327,9 +381,11 @@ def test_auto_chooses_it_where_it_can_serve():
 
 @both_ways
 @pytest.mark.parametrize(("length", "need_state"), [(70, False), (2000, False), (2000, True)])
-def test_opcheck(length, need_state, causal):
+@pytest.mark.parametrize("packed", [False, True], ids=["rows", "packed"])
+def test_opcheck(packed, length, need_state, causal):
     from cosformer.ops.hopper.op import hopper_forward
 
     q, k, v = inputs(1, length, 2, 64)
-    args = (q, k, v, None, None, None, None, None, causal, 0, 4000.0, 1e-6, need_state, True)
+    cu = random_bounds(9, length).cuda() if packed else None
+    args = (q, k, v, None, cu, None, None, None, causal, 0, 4000.0, 1e-6, need_state, True)
     torch.library.opcheck(hopper_forward, args)

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import part_of
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
@@ -26,7 +27,6 @@ from cosformer.ops.hopper.tiles import (
     flat,
     left,
     lines,
-    locate,
     matrix,
     of_rows,
     phased,
@@ -60,10 +60,10 @@ def settle(S, Z, index, s_stride, z_stride, sc_room, ss_room, zc_room, zs_room, 
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def apply_o(
-    q, o, O, DEN, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size, theta, eps,
-    tokens, s_stride, z_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
-    DV: gl.constexpr, W: gl.constexpr, PACKED: gl.constexpr, CARRIED: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
+    q, o, O, DEN, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, TILES, origin, length, pieces, size, theta,
+    eps, tokens, s_stride, z_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, W: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, CARRIED: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     NARROW: gl.constexpr = product(CHUNK, PARTS, WARPS)
@@ -71,8 +71,8 @@ def apply_o(
     BYTES: gl.constexpr = CHUNK * W * 2
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, _ = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
+    row, batch, start, begin, end, _ = part_of(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
     )
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
     qs = room(STAGES, CHUNK, W)
@@ -127,7 +127,7 @@ def apply_o(
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:
-            put(O + head * DV, HEADS * DV, token, end - first, result, DV, RESULT)
+            put(O + head * DV, HEADS * DV, token, end - first, flat(out.index(t % 2)), DV, LINES)
         else:
             send(o, out.index(t % 2), batch, token, head)
         at_d = DEN + (batch * HEADS + head).to(gl.int64) * tokens + token + of_o

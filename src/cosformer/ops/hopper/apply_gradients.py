@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cosformer.ops.hopper.apply import PARTS, settle
+from cosformer.ops.hopper.documents import part_of
 from cosformer.ops.hopper.states import store_state
 from cosformer.ops.hopper.tiles import (
     CHUNK,
@@ -33,7 +34,6 @@ from cosformer.ops.hopper.tiles import (
     in_runs,
     left,
     lines,
-    locate,
     of_rows,
     phased,
     phases,
@@ -52,10 +52,10 @@ RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def apply_dq(
-    q, o, g, dq, DQ, DEN, POSITIONS, S, Z, STATES, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
-    theta, eps, tokens, s_stride, z_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
-    DV: gl.constexpr, W: gl.constexpr, PACKED: gl.constexpr, CARRIED: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
+    q, o, g, dq, DQ, DEN, POSITIONS, S, Z, STATES, CU, DOCUMENT, FIRST, SLOT, TILES, origin, length, pieces,
+    size, theta, eps, tokens, s_stride, z_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, W: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, CARRIED: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """STATES [slots, GROUP, key heads, 2 D (Dv + 1)]: R of each piece and head."""
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -65,8 +65,8 @@ def apply_dq(
     BYTES: gl.constexpr = 3 * CHUNK * W * 2
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
+    row, batch, start, begin, end, slot = part_of(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
     )
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
     qs = room(STAGES, CHUNK, W)
@@ -154,7 +154,7 @@ def apply_dq(
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:
-            put(DQ + head * D, HEADS * D, token, end - first, y, D, RESULT)
+            put(DQ + head * D, HEADS * D, token, end - first, flat(out.index(0)), D, LINES)
         else:
             send(dq, out.index(0), batch, token, head)
         if t + STAGES < chunks:
@@ -171,10 +171,10 @@ def apply_dq(
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def apply_dkv(
-    k, v, dk, dv, DK, DV_, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
-    theta, mask_stride, s_stride, z_stride, HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
-    W: gl.constexpr, PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr,
+    k, v, dk, dv, DK, DV_, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, TILES, origin, length, pieces,
+    size, theta, mask_stride, s_stride, z_stride, HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
+    W: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr,
+    CARRIED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: key heads."""
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
@@ -182,8 +182,8 @@ def apply_dkv(
     BYTES: gl.constexpr = 2 * CHUNK * W * 2
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, _ = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
+    row, batch, start, begin, end, _ = part_of(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
     )
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
     ks = room(STAGES, CHUNK, W)
@@ -251,8 +251,8 @@ def apply_dkv(
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:
-            put(DK + head * D, HEADS * D, token, end - first, y, D, RESULT)
-            put(DV_ + head * DV, HEADS * DV, token, end - first, w, DV, RESULT)
+            put(DK + head * D, HEADS * D, token, end - first, flat(out.index(0)), D, LINES)
+            put(DV_ + head * DV, HEADS * DV, token, end - first, flat(out.index(1)), DV, LINES)
         else:
             send(dk, out.index(0), batch, token, head)
             send(dv, out.index(1), batch, token, head)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
-from cosformer.ops.hopper.cutting import CHUNK, to_apply, to_sum, to_walk, width_of
+from cosformer.ops.hopper.cutting import CHUNK, multiprocessors, of_list, to_apply, to_sum, to_walk, width_of
+from cosformer.ops.hopper.documents import CHAINED, COUNTED, LISTED, chain, join, list_tiles
 from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
@@ -17,6 +18,7 @@ from cosformer.ops.hopper.launch import describe, fits
 from cosformer.ops.hopper.queries import walk_dq
 from cosformer.ops.hopper.states import absorb
 from cosformer.ops.hopper.tape import Tape
+from cosformer.ops.hopper.whole import whole_gradients, whole_o
 from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.kernels import SCANNED
 from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
@@ -31,15 +33,23 @@ SIZES = {
     "apply_o": {64: (2, 4), 128: (2, 4)},
     "apply_dq": {64: (2, 4), 128: (2, 8)},
     "apply_dkv": {64: (2, 4), 128: (2, 8)},
+    "whole_o": {64: (2, 4), 128: (2, 8)},
+    "whole_gradients": {64: (2, 4), 128: (1, 8)},
 }
+
+# Blocks a multiprocessor of those that go along a list of tiles.
+BLOCKS = {"walk_o": {64: 2, 128: 1}, "whole_o": {64: 3, 128: 1}, "whole_gradients": {64: 2, 128: 1}}
+SLICE = 32  # tokens of a document's last tile that are read together
 
 
 class Call:
     def __init__(
         self, tape: Tape, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None,
         cu_seqlens: Tensor | None, positions: Tensor | None, offset: int, horizon: float, eps: float,
+        causal: bool, joined: bool,
     ):  # fmt: skip
-        """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]."""
+        """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]. `joined`: documents are
+        one list of tiles, otherwise each is a row of its own."""
         self.tape = tape
         self.tensors = {n: x if fits(x) else _copy(x) for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
@@ -50,7 +60,7 @@ class Call:
         self.group = self.heads // self.key_heads
         self.dims = (k.shape[3], v.shape[3])
         self.width = width_of(*self.dims)
-        self.rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.rows = q.shape[0] if cu_seqlens is None or joined else cu_seqlens.shape[0] - 1
         self.tq, self.tk = q.shape[1], k.shape[1]
         # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2].
         self.origin_k = max(0, -offset) if positions is None else 0
@@ -61,19 +71,25 @@ class Call:
         self.packed, self.masked, self.carried = (
             cu_seqlens is not None, key_mask is not None, positions is not None,
         )  # fmt: skip
+        self.causal, self.joined = causal, joined
+        self.pieces, self.tiles = 0, None
+        if cu_seqlens is not None and joined:
+            self.pieces = of_list(self.tq, self._most_pieces)
+            self.tiles = self._list_tiles(cu_seqlens)
 
     def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
         self.tape.start(
             walk_o, self.heads * pieces.count,
             (
-                *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.mask, self.positions,
-                *(begin or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables, self.origin_q, self.tq,
-                pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
+                *self._sources("q", "k", "v"), *self._tiles("o"), self.tensors["o"], self.d, self.mask,
+                self.positions,
+                *(begin or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables, self.tiles, self.origin_q,
+                self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
                 *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, after is not None, *self._sizes("walk_o"),
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
+                self.carried, begin is not None, after is not None, self._rows, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
@@ -83,14 +99,15 @@ class Call:
         self.tape.start(
             walk_dq, self.heads * pieces.count,
             (
-                *self._tiles("q", "k", "v", "o", "g", "dq"), self.tensors["dq"], self.d, self.r, self.e,
-                self.mask, self.positions, *(begin or NOTHING)[:2], *pieces.tables, self.origin_q, self.tq,
-                pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
+                *self._sources("q", "k", "v", "o", "g"), *self._tiles("dq"), self.tensors["dq"], self.d,
+                self.r, self.e,
+                self.mask, self.positions, *(begin or NOTHING)[:2], *pieces.tables, self.tiles, self.origin_q,
+                self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
                 *(begin or NOTHING)[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, *self._sizes("walk_dq"),
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
+                self.carried, begin is not None, self._rows, *self._sizes("walk_dq"),
             ),
         )  # fmt: skip
 
@@ -99,14 +116,15 @@ class Call:
         self.tape.start(
             walk_dkv, self.heads * pieces.count,
             (
-                *self._tiles("q", "k", "v", "g", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.r,
+                *self._sources("q", "k", "v", "g"), *self._tiles("dk", "dv"), self.tensors["dk"],
+                self.tensors["dv"], self.r,
                 self.e, self.mask, self.positions, *(begin or NOTHING)[:2], *(after or NOTHING)[:2],
-                *pieces.tables, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.tq,
-                self.mask_stride, *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
+                *pieces.tables, self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta,
+                self.tq, self.mask_stride, *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.masked, self.carried,
-                begin is not None, after is not None, *self._sizes("walk_dkv"),
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
+                self.carried, begin is not None, after is not None, self._rows, *self._sizes("walk_dkv"),
             ),
         )  # fmt: skip
 
@@ -121,12 +139,12 @@ class Call:
             absorb, heads * pieces.count,
             (
                 *(self._tiles("k", "v") if what == "o" else self._tiles("q", "g")), self.r, self.e, self.mask,
-                self.positions, states, *pieces.tables, origin, length, pieces.each, pieces.size, self.theta,
-                length, self.mask_stride,
+                self.positions, states, *pieces.tables, self.tiles, origin, length, pieces.each, pieces.size,
+                self.theta, length, self.mask_stride,
             ),
             (
-                heads, *self.dims, self.width, what, self.packed, self.masked, self.carried,
-                *self._sizes("absorb"),
+                heads, *self.dims, self.width, what, self.packed, self.joined, self.causal, self.masked,
+                self.carried, *self._sizes("absorb"),
             ),
         )  # fmt: skip
         return states
@@ -136,10 +154,11 @@ class Call:
             apply_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "o"), self.tensors["o"], self.d, self.positions, *state[:2], *pieces.tables,
-                self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, *state[2:],
+                self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq,
+                *state[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.carried,
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
                 *self._sizes("apply_o"),
             ),
         )  # fmt: skip
@@ -151,11 +170,11 @@ class Call:
             apply_dq, self.heads * pieces.count,
             (
                 *self._tiles("q", "o", "g", "dq"), self.tensors["dq"], self.d, self.positions, *state[:2],
-                states, *pieces.tables, self.origin_q, self.tq, pieces.each, pieces.size, self.theta,
-                self.eps, self.tq, *state[2:],
+                states, *pieces.tables, self.tiles, self.origin_q, self.tq, pieces.each, pieces.size,
+                self.theta, self.eps, self.tq, *state[2:],
             ),
             (
-                self.heads, self.group, *self.dims, self.width, self.packed, self.carried,
+                self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
                 *self._sizes("apply_dq"),
             ),
         )  # fmt: skip
@@ -169,13 +188,36 @@ class Call:
             apply_dkv, self.key_heads * pieces.count,
             (
                 *self._tiles("k", "v", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.mask,
-                self.positions, *state[:2], *pieces.tables, self.origin_k, self.tk, pieces.each, pieces.size,
-                self.theta, self.mask_stride, *state[2:],
+                self.positions, *state[:2], *pieces.tables, self.tiles, self.origin_k, self.tk, pieces.each,
+                pieces.size, self.theta, self.mask_stride, *state[2:],
             ),
             (
-                self.key_heads, *self.dims, self.width, self.packed, self.masked, self.carried,
+                self.key_heads, *self.dims, self.width, self.packed, self.joined, self.masked, self.carried,
                 *self._sizes("apply_dkv"),
             ),
+        )  # fmt: skip
+
+    def whole_o(self) -> None:
+        """Of documents that are not cut."""
+        self.tape.start(
+            whole_o, self.key_heads * self.pieces,
+            (
+                *self._sources("q", "k", "v"), *self._tiles("o"), self.tensors["o"], self.d, self.tiles,
+                self.pieces,
+                self.theta, self.eps, self.tq,
+            ),
+            (self.heads, self.group, *self.dims, self.width, self._rows, *self._sizes("whole_o")),
+        )  # fmt: skip
+
+    def whole_gradients(self) -> None:
+        self.tape.start(
+            whole_gradients, self.key_heads * self.pieces,
+            (
+                *self._sources("q", "k", "v", "o", "g"), *self._tiles("dq", "dk", "dv"), self.tensors["dq"],
+                self.tensors["dk"], self.tensors["dv"], self.d, self.tiles, self.pieces, self.theta, self.eps,
+                self.tq,
+            ),
+            (self.heads, self.group, *self.dims, self.width, self._rows, *self._sizes("whole_gradients")),
         )  # fmt: skip
 
     def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
@@ -191,12 +233,17 @@ class Call:
         self, states: Tensor, pieces: Pieces, came: State | None, *, backwards: bool, total: bool
     ) -> tuple[State, State | None]:
         """What each piece starts from, in place of its own state, and what is there after the last."""
+        if self.joined:
+            self._chain(states, backwards)
+            return State.within(states, self.dims[0]), None
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0]) if total else None
         self._scan(states, pieces, came, after, prefix=True, backwards=backwards)
         return State.within(states, self.dims[0]), after
 
     def total(self, states: Tensor, pieces: Pieces, came: State | None) -> State:
         """The sum of all pieces of each row, and of what came in."""
+        if self.joined:
+            return self._join(states)
         if pieces.single and came is None:
             return State.within(states, self.dims[0])
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0])
@@ -213,9 +260,50 @@ class Call:
         return self._cut(to_apply, heads, length)
 
     def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
+        if self.joined:  # a piece has two parts of documents that are cut, and a walk begins or ends in one
+            count = self.pieces if self.causal else 2 * self.pieces
+            return Pieces(0, self.pieces, count, count)
         rows = self.rows if self.cu is None else 1
         size = rule(rows * heads, length, self.device, self.width)
         return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
+
+    @property
+    def _most_pieces(self) -> int:
+        """Of a list of tiles, so that all blocks that go along it are at work at a time."""
+        heads, kernel = (self.heads, "walk_o") if self.causal else (self.key_heads, "whole_gradients")
+        if not self.causal and "g" not in self.tensors:
+            kernel = "whole_o"
+        return max(1, BLOCKS[kernel][self.width] * multiprocessors(self.device) // heads)
+
+    def _list_tiles(self, cu: Tensor) -> Tensor:
+        """The list of documents.py."""
+        documents = cu.shape[0] - 1
+        most = self.tq // CHUNK + documents
+        first = self.tape.empty((documents,), torch.int32)
+        tiles = self.tape.empty((most + 2, 4), torch.int32)
+        programs = -(-most // LISTED)
+        self.tape.launch(
+            list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles, documents, self.pieces,
+            programs, CHUNK=CHUNK, COUNTED=COUNTED, BLOCK=LISTED, num_warps=4,
+        )  # fmt: skip
+        return tiles
+
+    def _chain(self, states: Tensor, backwards: bool) -> None:
+        self._add_up(chain, states, BACKWARDS=backwards)
+
+    def _join(self, parts: Tensor) -> State:
+        sums = self._states(self.pieces, parts.shape[1])
+        self._add_up(join, parts, sums)
+        return State.within(sums, self.dims[0])
+
+    def _add_up(self, kernel: Any, *states: Tensor, **options: Any) -> None:
+        _, heads, size = states[0].shape
+        most = 1 << (self._most_pieces - 1).bit_length()
+        block = max(1, CHAINED // most)
+        self.tape.launch(
+            kernel, -(-size // block) * heads, *states, self.tiles, self.pieces, HEADS=heads, SIZE=size,
+            CHUNK=CHUNK, MOST=most, BLOCK=block, num_warps=1, **options,
+        )  # fmt: skip
 
     def _scan(
         self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,
@@ -239,6 +327,14 @@ class Call:
     def _states(self, count: int, heads: int) -> Tensor:
         d, dv = self.dims
         return self.tape.empty((count, heads, 2 * d * (dv + 1)))
+
+    @property
+    def _rows(self) -> int:
+        """Rows that a kernel asks for at a time. Wider tiles lie in two halves."""
+        return SLICE if self.joined and self.width == 64 else CHUNK
+
+    def _sources(self, *names: str) -> list[Any]:
+        return [describe(self.tensors[n], self._rows, self.width) for n in names]
 
     def _tiles(self, *names: str) -> list[Any]:
         return [describe(self.tensors[n], CHUNK, self.width) for n in names]

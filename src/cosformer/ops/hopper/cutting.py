@@ -42,6 +42,12 @@ def states_to_keep(rows: int, heads: int, length: int, device: torch.device, wid
     return rows * -(-length // to_walk(there, length, device, width))
 
 
+def of_list(length: int, most: int) -> int:
+    """Pieces of a list of tiles, of which so many can be at work: it is often cut for nothing, where a
+    document ends."""
+    return max(1, min(most, length // SHORTEST))
+
+
 def to_sum(there: int, length: int, device: torch.device, width: int) -> int:
     blocks = at_work(device, width)
     return _size(length, 1 if there >= 0.95 * blocks else -(-2 * blocks // there), SHORTEST)

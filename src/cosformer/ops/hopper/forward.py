@@ -31,17 +31,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
     barriers,
     blank,
-    fetch,
+    expect,
+    fetch_some,
     flat,
     in_runs,
     left,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -63,11 +64,12 @@ RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def walk_o(
-    q, k, v, o, O, DEN, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST, SLOT, origin, length,
-    pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
+    q, k, v, o, O, DEN, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST, SLOT, TILES, origin,
+    length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-    PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
-    STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
+    STARTED: gl.constexpr, STORED: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
     """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from; S_OUT,
     Z_OUT: the state after the last chunk."""
@@ -78,17 +80,16 @@ def walk_o(
     PARTS: gl.constexpr = product(CHUNK, RUNS, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     IN_PLACE: gl.constexpr = W == 128
-    BYTES: gl.constexpr = 3 * CHUNK * W * 2
 
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
     key_head = head // GROUP
+    row, batch, start, begin, end, slot, chunks = way(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+    )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
-    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
+    token, first, rest = tile_at(0, TILES, start, begin, end, JOINED)
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
@@ -106,15 +107,17 @@ def walk_o(
     bars = barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            token = start + begin + i * CHUNK
-            mbarrier.expect(bars.index(i), BYTES)
-            fetch(q, qs.index(i), bars.index(i), batch, token, head)
-            fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
-            fetch(v, vs.index(i), bars.index(i), batch, token, key_head)
+            at, _, rest_at = tile_at(i, TILES, start, begin, end, JOINED)
+            expect(bars.index(i), rest_at, 3, W, ROWS)
+            fetch_some(q, qs.index(i), bars.index(i), batch, at, head, rest_at, ROWS)
+            fetch_some(k, ks.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
+            fetch_some(v, vs.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
     if STARTED:
+        if JOINED:
+            slot = gl.where((chunks > 0) & (first > 0), slot, -1)
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)
@@ -138,19 +141,28 @@ def walk_o(
     no_parts = gl.zeros([CHUNK, RUNS], gl.float32, PARTS)
     for t in range(chunks):
         stage = t % STAGES
-        first = begin + t * CHUNK
-        token = start + first
+        token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
+        token_next, _, rest_next = tile_at(
+            gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED
+        )
+        if JOINED:
+            follows = first > 0
+            goes_on = rest > CHUNK
+        else:
+            follows: gl.constexpr = True
+            goes_on: gl.constexpr = True
         zero = anew(t)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        s_c.store(sc.to(gl.bfloat16))
-        s_s.store(ss.to(gl.bfloat16))
-        z_c.store(zc.to(gl.bfloat16))
-        z_s.store(zs.to(gl.bfloat16))
+        if follows:
+            s_c.store(sc.to(gl.bfloat16))
+            s_s.store(ss.to(gl.bfloat16))
+            z_c.store(zc.to(gl.bfloat16))
+            z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_k, theta)
-        keep = first + of_k < end
+        keep = of_k < rest
         if MASKED:
             keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_k, mask=keep, other=0) != 0
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
@@ -160,7 +172,7 @@ def walk_o(
         if MASKED or PACKED:
             hidden_cos = gl.where(keep, cos, 0.0)
             hidden_sin = gl.where(keep, sin, 0.0)
-            if MASKED or first + CHUNK > end:
+            if MASKED or rest < CHUNK:
                 blank(tile_v, keep, LINES)
         else:
             hidden_cos = cos
@@ -168,8 +180,9 @@ def walk_o(
         x = tile_k.load(LINES)
         phi_c = phased(x, hidden_cos)
         phi_s = phased(x, hidden_sin)
-        zc += in_runs(phi_c.to(gl.float32), RUNS)
-        zs += in_runs(phi_s.to(gl.float32), RUNS)
+        if goes_on:
+            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32), RUNS)
+            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32), RUNS)
         if IN_PLACE:
             k_c = tile_k
         else:
@@ -194,31 +207,37 @@ def walk_o(
         if IN_PLACE:
             p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
         else:
-            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
+            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
             p = warpgroup_mma_wait(num_outstanding=2, deps=[p])
         p = gl.where(past, p, 0.0)
         d = gl.sum(p, axis=1)
         weights = gl.convert_layout(p.to(gl.bfloat16), left(RESULT))
+        acc = no_result
+        parts = no_parts
+        if follows:
+            if IN_PLACE:
+                acc = warpgroup_mma(q_c, s_c, no_result, use_acc=False, is_async=True)
+                acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
+                parts = warpgroup_mma(q_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
+                parts = warpgroup_mma(q_s, z_s.permute((1, 0)), parts, is_async=True)
+            else:
+                acc_c = gl.convert_layout(q_c, left(RESULT))
+                acc_s = gl.convert_layout(q_s, left(RESULT))
+                acc = warpgroup_mma(acc_c, s_c, no_result, use_acc=False, is_async=True)
+                acc = warpgroup_mma(acc_s, s_s, acc, is_async=True)
+                z_q = gl.convert_layout(q_c, left(PARTS))
+                z_r = gl.convert_layout(q_s, left(PARTS))
+                parts = warpgroup_mma(z_q, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
+                parts = warpgroup_mma(z_r, z_s.permute((1, 0)), parts, is_async=True)
+            if JOINED:
+                acc, parts = warpgroup_mma_wait(num_outstanding=0, deps=[acc, parts])
+        acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
         if IN_PLACE:
-            acc = warpgroup_mma(q_c, s_c, no_result, use_acc=False, is_async=True)
-            acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
-            parts = warpgroup_mma(q_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
-            parts = warpgroup_mma(q_s, z_s.permute((1, 0)), parts, is_async=True)
-            acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
-            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
+            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
             acc, parts, weights = warpgroup_mma_wait(num_outstanding=2, deps=[acc, parts, weights])
         else:
-            acc_c = gl.convert_layout(q_c, left(RESULT))
-            acc_s = gl.convert_layout(q_s, left(RESULT))
-            acc = warpgroup_mma(acc_c, s_c, no_result, use_acc=False, is_async=True)
-            acc = warpgroup_mma(acc_s, s_s, acc, is_async=True)
-            z_q = gl.convert_layout(q_c, left(PARTS))
-            z_r = gl.convert_layout(q_s, left(PARTS))
-            parts = warpgroup_mma(z_q, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
-            parts = warpgroup_mma(z_r, z_s.permute((1, 0)), parts, is_async=True)
-            acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
             acc, parts, weights, q_c, q_s = warpgroup_mma_wait(
                 num_outstanding=0, deps=[acc, parts, weights, q_c, q_s]
             )
@@ -231,18 +250,17 @@ def walk_o(
         sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(O + head * DV, HEADS * DV, token, end - first, result, DV, RESULT)
+        if PACKED and rest < CHUNK:
+            put(O + head * DV, HEADS * DV, token, rest, flat(out.index(0)), DV, LINES)
         else:
             send(o, out.index(0), batch, token, head)
         if t + STAGES < chunks:
-            token_next = token + STAGES * CHUNK
-            mbarrier.expect(bars.index(stage), BYTES)
-            fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
-            fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
-            fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
+            expect(bars.index(stage), rest_next, 3, W, ROWS)
+            fetch_some(q, qs.index(stage), bars.index(stage), batch, token_next, head, rest_next, ROWS)
+            fetch_some(k, ks.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
+            fetch_some(v, vs.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
         at_d = DEN + (batch * HEADS + head).to(gl.int64) * tokens + token + of_o
-        gl.store(at_d, d, mask=first + of_o < end)
+        gl.store(at_d, d, mask=of_o < rest)
     tma.store_wait(0)
     if STORED:
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)

@@ -30,17 +30,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
     barriers,
     blank,
-    fetch,
+    expect,
+    fetch_some,
     flat,
     in_runs,
     left,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -63,10 +64,11 @@ RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride
 @gluon.jit(do_not_specialize=RUNTIME)
 def walk_dkv(
     q, k, v, g, dk, dv, DK, DV_, INVERSE, E, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST,
-    SLOT, origin, length, pieces, size, theta, tokens, mask_stride, s_stride, z_stride, s_out_stride,
+    SLOT, TILES, origin, length, pieces, size, theta, tokens, mask_stride, s_stride, z_stride, s_out_stride,
     z_out_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
-    W: gl.constexpr, PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
-    STARTED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    W: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
+    STARTED: gl.constexpr, STORED: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
     """S, Z: the gradient of the state after each piece; S_OUT, Z_OUT: of the one before the first."""
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -74,18 +76,17 @@ def walk_dkv(
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
-    TILE: gl.constexpr = CHUNK * W * 2
     LATE: gl.constexpr = STAGES if W == 64 else 1  # stages of v and g
 
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
     key_head = head // GROUP
+    row, batch, start, begin, end, slot, chunks = way(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+    )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
-    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
+    token, _, rest = tile_at(gl.maximum(chunks - 1, 0), TILES, start, begin, end, JOINED)
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
@@ -102,20 +103,22 @@ def walk_dkv(
     late_bars = barriers(LATE)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            token = start + begin + (chunks - 1 - i) * CHUNK
-            mbarrier.expect(bars.index(i), 2 * TILE)
-            fetch(q, qs.index(i), bars.index(i), batch, token, head)
-            fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
+            at, _, rest_at = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
+            expect(bars.index(i), rest_at, 2, W, ROWS)
+            fetch_some(q, qs.index(i), bars.index(i), batch, at, head, rest_at, ROWS)
+            fetch_some(k, ks.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
     for i in gl.static_range(LATE):
         if i < chunks:
-            token = start + begin + (chunks - 1 - i) * CHUNK
-            mbarrier.expect(late_bars.index(i), 2 * TILE)
-            fetch(v, vs.index(i), late_bars.index(i), batch, token, key_head)
-            fetch(g, gs.index(i), late_bars.index(i), batch, token, head)
+            at, _, rest_at = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
+            expect(late_bars.index(i), rest_at, 2, W, ROWS)
+            fetch_some(v, vs.index(i), late_bars.index(i), batch, at, key_head, rest_at, ROWS)
+            fetch_some(g, gs.index(i), late_bars.index(i), batch, at, head, rest_at, ROWS)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
     if STARTED:
+        if JOINED:
+            slot = gl.where((chunks > 0) & (rest > CHUNK), slot, -1)
         index = (slot * HEADS + head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)
@@ -136,15 +139,21 @@ def walk_dkv(
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     ones = gl.full([CHUNK, RUNS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
-    vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
-    last = begin + (chunks - 1) * CHUNK + of_q
-    r = gl.load(INVERSE + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
-    e = gl.load(E + vectors + last, mask=(last < end) & (chunks > 0), other=0.0)
+    vectors = (batch * HEADS + head).to(gl.int64) * tokens
+    r = gl.load(INVERSE + vectors + token + of_q, mask=(of_q < rest) & (chunks > 0), other=0.0)
+    e = gl.load(E + vectors + token + of_q, mask=(of_q < rest) & (chunks > 0), other=0.0)
     for t in range(chunks):
         stage = t % STAGES
         late = t % LATE
-        first = begin + (chunks - 1 - t) * CHUNK
-        token = start + first
+        n = chunks - 1 - t
+        token, first, rest = tile_at(n, TILES, start, begin, end, JOINED)
+        token_next, _, rest_next = tile_at(gl.maximum(n - STAGES, 0), TILES, start, begin, end, JOINED)
+        if JOINED:
+            follows = rest > CHUNK
+            goes_on = first > 0
+        else:
+            follows: gl.constexpr = True
+            goes_on: gl.constexpr = True
         zero = anew(t)
         k_s = ksin_room.index(zero)
         q_s = qsin_room.index(zero)
@@ -152,10 +161,11 @@ def walk_dkv(
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        s_c.store(sc.to(gl.bfloat16))
-        s_s.store(ss.to(gl.bfloat16))
-        z_c.store(zc.to(gl.bfloat16))
-        z_s.store(zs.to(gl.bfloat16))
+        if follows:
+            s_c.store(sc.to(gl.bfloat16))
+            s_s.store(ss.to(gl.bfloat16))
+            z_c.store(zc.to(gl.bfloat16))
+            z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_q, theta)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         q_c = flat(qs.index(stage))
@@ -167,8 +177,9 @@ def walk_dkv(
         phi_s = phased(x, sin * r)
         q_c.store(phi_c)
         q_s.store(phi_s)
-        zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
-        zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
+        if goes_on:
+            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
+            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
         x = k_c.load(LINES)
         k_c.store(phased(x, cos))
         k_s.store(phased(x, sin))
@@ -176,74 +187,88 @@ def walk_dkv(
         p = warpgroup_mma(k_c, q_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(k_s, q_s.permute((1, 0)), p, is_async=True)
         mbarrier.wait(late_bars.index(late), (t // LATE) & 1)
-        if PACKED and first + CHUNK > end:
-            blank(tile_g, first + of_q < end, LINES)
+        if PACKED and rest < CHUNK:
+            blank(tile_g, of_q < rest, LINES)
             fence_async_shared()
         p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
         p = gl.convert_layout(gl.where(future, p, 0.0).to(gl.bfloat16), left(RESULT))
-        y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
-        y = warpgroup_mma(k_s, s_s, y, is_async=True)
+        y = no_result
+        if follows:
+            y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
+            y = warpgroup_mma(k_s, s_s, y, is_async=True)
+            if JOINED:
+                y = warpgroup_mma_wait(num_outstanding=0, deps=[y])
         y = warpgroup_mma(p, tile_g, y, is_async=True)
         y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
         if MASKED:
-            keep = gl.load(
-                MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=first + of_y < end, other=0
-            )
+            keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=of_y < rest, other=0)
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), no_square, use_acc=False, is_async=True)
-        e_i = gl.load(E + vectors + first + i, mask=first + i < end, other=0.0)
+        e_i = gl.load(E + vectors + token + i, mask=i < rest, other=0.0)
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(DV_ + head * DV, HEADS * DV, token, end - first, y, DV, RESULT)
+        if PACKED and rest < CHUNK:
+            put(DV_ + head * DV, HEADS * DV, token, rest, flat(out.index(0)), DV, LINES)
         else:
             send(dv, out.index(0), batch, token, head)
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
         a = gl.where(future, a + e_i[None, :], 0.0)
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
-        x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-        x = warpgroup_mma(ones, z_c, x, is_async=True)
-        x = warpgroup_mma(a, q_c, x, is_async=True)
         cos_y, sin_y = phases(origin + first + of_y, theta)
-        x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
-        x = x * (cos_y / sin_y)[:, None]
-        x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
-        x = warpgroup_mma(ones, z_s, x, is_async=True)
+        if JOINED:
+            x = warpgroup_mma(a, q_c, no_result, use_acc=False, is_async=True)
+            x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            if follows:
+                x = warpgroup_mma(tile_v, s_c.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(ones, z_c, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            x = x * (cos_y / sin_y)[:, None]
+            if follows:
+                x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(ones, z_s, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        else:
+            x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
+            x = warpgroup_mma(ones, z_c, x, is_async=True)
+            x = warpgroup_mma(a, q_c, x, is_async=True)
+            x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
+            x = warpgroup_mma(ones, z_s, x, is_async=True)
         x = warpgroup_mma(a, q_s, x, is_async=True)
-        sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
-        ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
+        sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, use_acc=follows, is_async=True)
+        ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, use_acc=follows, is_async=True)
         x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
         y = gl.where(k_c.load(RESULT) > 0, x * sin_y[:, None], 0.0)
         if MASKED:
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
-        before = first - CHUNK + of_q
-        r = gl.load(INVERSE + vectors + before, mask=before >= begin, other=0.0)
-        e = gl.load(E + vectors + before, mask=before >= begin, other=0.0)
+        ahead, _, rest_ahead = tile_at(gl.maximum(n - 1, 0), TILES, start, begin, end, JOINED)
+        r = gl.load(INVERSE + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
+        e = gl.load(E + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
         sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(DK + head * D, HEADS * D, token, end - first, y, D, RESULT)
+        if PACKED and rest < CHUNK:
+            put(DK + head * D, HEADS * D, token, rest, flat(out.index(0)), D, LINES)
         else:
             send(dk, out.index(0), batch, token, head)
         if t + STAGES < chunks:
-            token_next = token - STAGES * CHUNK
-            mbarrier.expect(bars.index(stage), 2 * TILE)
-            fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
-            fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
+            expect(bars.index(stage), rest_next, 2, W, ROWS)
+            fetch_some(q, qs.index(stage), bars.index(stage), batch, token_next, head, rest_next, ROWS)
+            fetch_some(k, ks.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
         if t + LATE < chunks:
-            token_next = token - LATE * CHUNK
-            mbarrier.expect(late_bars.index(late), 2 * TILE)
-            fetch(v, vs.index(late), late_bars.index(late), batch, token_next, key_head)
-            fetch(g, gs.index(late), late_bars.index(late), batch, token_next, head)
+            late_next, _, rest_late = tile_at(n - LATE, TILES, start, begin, end, JOINED)
+            expect(late_bars.index(late), rest_late, 2, W, ROWS)
+            fetch_some(v, vs.index(late), late_bars.index(late), batch, late_next, key_head, rest_late, ROWS)
+            fetch_some(g, gs.index(late), late_bars.index(late), batch, late_next, head, rest_late, ROWS)
     tma.store_wait(0)
     if STORED:
         index = (slot * HEADS + head).to(gl.int64)

@@ -28,12 +28,13 @@ def _forward(
     need_state: bool,
     keep: bool,
 ) -> Results:
+    joined = run.is_joined(cu_seqlens, need_state or numerator is not None)
     with _device(q):
         out, d, kept, state, z = call(
             run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
-            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None, kind=Tape,
+            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None or joined, kind=Tape,
         )  # fmt: skip
-        if not keep or (causal and cu_seqlens is not None):
+        if not keep or cu_seqlens is not None:
             kept = None
         if not need_state:
             return out, d, kept, None, None
@@ -60,6 +61,7 @@ def _backward(
     horizon: float,
     eps: float,
 ) -> Results:
+    joined = run.is_joined(cu_seqlens, grad_numerator is not None or numerator is not None)
     with _device(q):
         dq, dk, dv, state, z = call(
             run.backward,
@@ -68,7 +70,7 @@ def _backward(
                 None if kept is None or kept.numel() == 0 else kept, key_mask, cu_seqlens, numerator,
                 denominator, positions,
             ),
-            (causal, offset, horizon, eps), again=cu_seqlens is None, kind=Tape,
+            (causal, offset, horizon, eps), again=cu_seqlens is None or joined, kind=Tape,
         )  # fmt: skip
         if numerator is None:
             return dq, dk, dv, None, None
@@ -79,11 +81,9 @@ def _shapes(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
 ) -> tuple[Shape, Shape]:
     (batch, tq, heads, d), dv = q.shape, v.shape[3]
-    rows, kept = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1, 0
-    if keep and not causal:
-        kept = rows
-    elif keep and cu_seqlens is None:
-        kept = states_to_keep(rows, heads, tq, q.device, width_of(d, dv))
+    kept = 0  # with packing, their number depends on the documents
+    if keep and cu_seqlens is None:
+        kept = states_to_keep(batch, heads, tq, q.device, width_of(d, dv)) if causal else batch
     return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
 
 

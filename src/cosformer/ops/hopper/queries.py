@@ -27,17 +27,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
     barriers,
     blank,
-    fetch,
+    expect,
+    fetch_some,
     flat,
     in_runs,
     left,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -59,28 +60,27 @@ RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def walk_dq(
-    q, k, v, o, g, dq, DQ, DEN, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, origin,
-    length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride,
+    q, k, v, o, g, dq, DQ, DEN, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, TILES,
+    origin, length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-    PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STARTED: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr,
+    PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
+    STARTED: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
-    TILE: gl.constexpr = CHUNK * W * 2
 
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
     key_head = head // GROUP
+    row, batch, start, begin, end, slot, chunks = way(
+        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+    )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
-    chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
+        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
+    token, first, rest = tile_at(0, TILES, start, begin, end, JOINED)
 
     ks = room(STAGES, CHUNK, W)
     vs = room(STAGES, CHUNK, W)
@@ -97,21 +97,23 @@ def walk_dq(
     bar_q = barriers(1)
     bar_o = barriers(1)
     if chunks > 0:
-        mbarrier.expect(bar_o.index(0), TILE)
-        fetch(o, os.index(0), bar_o.index(0), batch, start + begin, head)
-        mbarrier.expect(bar_q.index(0), TILE)
-        fetch(q, qs.index(0), bar_q.index(0), batch, start + begin, head)
+        expect(bar_o.index(0), rest, 1, W, ROWS)
+        fetch_some(o, os.index(0), bar_o.index(0), batch, token, head, rest, ROWS)
+        expect(bar_q.index(0), rest, 1, W, ROWS)
+        fetch_some(q, qs.index(0), bar_q.index(0), batch, token, head, rest, ROWS)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            token = start + begin + i * CHUNK
-            mbarrier.expect(bars.index(i), 3 * TILE)
-            fetch(k, ks.index(i), bars.index(i), batch, token, key_head)
-            fetch(v, vs.index(i), bars.index(i), batch, token, key_head)
-            fetch(g, gs.index(i), bars.index(i), batch, token, head)
+            at, _, rest_at = tile_at(i, TILES, start, begin, end, JOINED)
+            expect(bars.index(i), rest_at, 3, W, ROWS)
+            fetch_some(k, ks.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
+            fetch_some(v, vs.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
+            fetch_some(g, gs.index(i), bars.index(i), batch, at, head, rest_at, ROWS)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
     if STARTED:
+        if JOINED:
+            slot = gl.where((chunks > 0) & (first > 0), slot, -1)
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)
@@ -132,12 +134,20 @@ def walk_dq(
     past = i[:, None] >= j[None, :]
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
-    d = gl.load(DEN + vectors + begin + of_g, mask=begin + of_g < end, other=1.0)
+    vectors = (batch * HEADS + head).to(gl.int64) * tokens
+    d = gl.load(DEN + vectors + token + of_g, mask=of_g < gl.where(chunks > 0, rest, 0), other=1.0)
     for t in range(chunks):
         stage = t % STAGES
-        first = begin + t * CHUNK
-        token = start + first
+        token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
+        token_next, _, rest_next = tile_at(
+            gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED
+        )
+        if JOINED:
+            follows = first > 0
+            goes_on = rest > CHUNK
+        else:
+            follows: gl.constexpr = True
+            goes_on: gl.constexpr = True
         zero = anew(t)
         k_c = flat(ks.index(stage))
         k_s = ks_room.index(zero)
@@ -145,12 +155,13 @@ def walk_dq(
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
-        s_c.store(sc.to(gl.bfloat16))
-        s_s.store(ss.to(gl.bfloat16))
-        z_c.store(zc.to(gl.bfloat16))
-        z_s.store(zs.to(gl.bfloat16))
+        if follows:
+            s_c.store(sc.to(gl.bfloat16))
+            s_s.store(ss.to(gl.bfloat16))
+            z_c.store(zc.to(gl.bfloat16))
+            z_s.store(zs.to(gl.bfloat16))
         cos, sin = phases(origin + first + of_k, theta)
-        keep = first + of_k < end
+        keep = of_k < rest
         if MASKED:
             keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_k, mask=keep, other=0) != 0
         if MASKED or PACKED:
@@ -171,34 +182,51 @@ def walk_dq(
         phi_s = phased(x, sin)
         k_c.store(phi_c)
         k_s.store(phi_s)
-        zc += in_runs(phi_c.to(gl.float32), RUNS)
-        zs += in_runs(phi_s.to(gl.float32), RUNS)
+        if goes_on:
+            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32), RUNS)
+            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32), RUNS)
         if MASKED or PACKED:
-            if MASKED or first + CHUNK > end:
+            if MASKED or rest < CHUNK:
                 blank(tile_v, keep, LINES)
         fence_async_shared()
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
-        sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
-        ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+        sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
+        ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
+        ahead, _, rest_ahead = tile_at(gl.minimum(t + 1, chunks - 1), TILES, start, begin, end, JOINED)
         if t + 1 < chunks:
-            mbarrier.expect(bar_o.index(0), TILE)
-            fetch(o, os.index(0), bar_o.index(0), batch, token + CHUNK, head)
+            expect(bar_o.index(0), rest_ahead, 1, W, ROWS)
+            fetch_some(o, os.index(0), bar_o.index(0), batch, ahead, head, rest_ahead, ROWS)
         a = warpgroup_mma_wait(num_outstanding=2, deps=[a])
         a = gl.where(past, a + gl.convert_layout(e, of_rows(SQUARE))[:, None], 0.0)
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
         no_e = gl.zeros([CHUNK, RUNS], gl.float32, left(RESULT))
         columns = (gl.convert_layout(e, of_rows(left(RESULT)))[:, None] + no_e).to(gl.bfloat16)
-        x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-        x = warpgroup_mma(columns, z_c, x, is_async=True)
-        x = warpgroup_mma(a, k_c, x, is_async=True)
         cos_y, sin_y = phases(origin + first + of_y, theta)
         r_y = gl.convert_layout(r, of_rows(RESULT))
-        x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
-        x = x * (cos_y / sin_y)[:, None]
-        x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
-        x = warpgroup_mma(columns, z_s, x, is_async=True)
-        x = warpgroup_mma(a, k_s, x, is_async=True)
-        x, a, columns = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, columns])
+        if JOINED:
+            x = warpgroup_mma(a, k_c, no_result, use_acc=False, is_async=True)
+            x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
+            if follows:
+                x = warpgroup_mma(tile_g, s_c.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(columns, z_c, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(a, k_s, x, is_async=True)
+            x, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, a])
+            if follows:
+                x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(columns, z_s, x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        else:
+            x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
+            x = warpgroup_mma(columns, z_c, x, is_async=True)
+            x = warpgroup_mma(a, k_c, x, is_async=True)
+            x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
+            x = warpgroup_mma(columns, z_s, x, is_async=True)
+            x = warpgroup_mma(a, k_s, x, is_async=True)
+            x, a, columns = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, columns])
         y = x * (sin_y * r_y)[:, None]
         mbarrier.wait(bar_q.index(0), t & 1)
         y = gl.where(flat(qs.index(0)).load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
@@ -207,21 +235,19 @@ def walk_dq(
         flat(out.index(0)).store(y)
         fence_async_shared()
         sync()
-        if PACKED and first + CHUNK > end:
-            put(DQ + head * D, HEADS * D, token, end - first, y, D, RESULT)
+        if PACKED and rest < CHUNK:
+            put(DQ + head * D, HEADS * D, token, rest, flat(out.index(0)), D, LINES)
         else:
             send(dq, out.index(0), batch, token, head)
         if t + 1 < chunks:
-            mbarrier.expect(bar_q.index(0), TILE)
-            fetch(q, qs.index(0), bar_q.index(0), batch, token + CHUNK, head)
+            expect(bar_q.index(0), rest_ahead, 1, W, ROWS)
+            fetch_some(q, qs.index(0), bar_q.index(0), batch, ahead, head, rest_ahead, ROWS)
         if t + STAGES < chunks:
-            token_next = token + STAGES * CHUNK
-            mbarrier.expect(bars.index(stage), 3 * TILE)
-            fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
-            fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
-            fetch(g, gs.index(stage), bars.index(stage), batch, token_next, head)
-        after = first + CHUNK + of_g
-        d = gl.load(DEN + vectors + after, mask=after < end, other=1.0)
-        gl.store(E + vectors + first + of_g, e, mask=first + of_g < end)
-        gl.store(INVERSE + vectors + first + of_g, r, mask=first + of_g < end)
+            expect(bars.index(stage), rest_next, 3, W, ROWS)
+            fetch_some(k, ks.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
+            fetch_some(v, vs.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
+            fetch_some(g, gs.index(stage), bars.index(stage), batch, token_next, head, rest_next, ROWS)
+        d = gl.load(DEN + vectors + ahead + of_g, mask=of_g < rest_ahead, other=1.0)
+        gl.store(E + vectors + token + of_g, e, mask=of_g < rest)
+        gl.store(INVERSE + vectors + token + of_g, r, mask=of_g < rest)
     tma.store_wait(0)

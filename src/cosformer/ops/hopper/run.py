@@ -27,12 +27,15 @@ def forward(
     out = tape.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
     came = State.given(numerator, denominator)
+    joined = is_joined(cu_seqlens, need_state or came is not None)
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
     if not causal:
         pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
         state = call.total(call.absorb("o", pieces), pieces, came)
         call.apply_o(call.pieces_to_apply(q.shape[2], q.shape[1]), state)
+        if joined:
+            call.whole_o()
         return out, d, state.s, state.s if need_state else None, None
     pieces = call.pieces_to_walk(every=need_state or came is not None)
     after: State | None
@@ -59,8 +62,9 @@ def backward(
     heads = q.shape[2] if causal else k.shape[2]
     dk, dv = (tape.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
     came, back = State.given(numerator, denominator), State.given(grad_numerator, grad_denominator)
+    joined = is_joined(cu_seqlens, back is not None or came is not None)
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
     if not causal:
         if kept is None:
             pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
@@ -70,6 +74,8 @@ def backward(
         pieces = call.pieces_to_sum(q.shape[2], q.shape[1])
         r = call.total(call.apply_dq(pieces, state), pieces, back)
         call.apply_dkv(call.pieces_to_apply(k.shape[2], k.shape[1]), r)
+        if joined:
+            call.whole_gradients()
         return dq, dk, dv, r.s, None
     # Each query head has a gradient of the state of its own: what comes back is given to one of those
     # that share a key head, and what goes on is their sum.
@@ -96,6 +102,11 @@ def backward(
     if before is None:
         return dq, dk, dv, None, None
     return dq, dk, dv, before.s, None if before.s.dim() == 3 else before.z
+
+
+def is_joined(cu_seqlens: Tensor | None, states: bool) -> bool:
+    """Whether documents are one list of tiles: where states come or go, each is a row of its own."""
+    return cu_seqlens is not None and not states
 
 
 def public(s: Tensor, z: Tensor | None, d: int, dv: int) -> tuple[Tensor, Tensor]:

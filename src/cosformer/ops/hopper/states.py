@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.documents import part_of, reaching_out
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
@@ -29,7 +30,6 @@ from cosformer.ops.hopper.tiles import (
     flat,
     in_runs,
     lines,
-    locate,
     matrix,
     of_columns,
     of_rows,
@@ -63,10 +63,10 @@ def store_state(STATES, index, sc, ss, zc, zs, D: gl.constexpr, DV: gl.constexpr
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def absorb(
-    b, c, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
-    theta, tokens, mask_stride, HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-    WHAT: gl.constexpr, PACKED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr,
+    b, c, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, TILES, origin, length, pieces,
+    size, theta, tokens, mask_stride, HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
+    WHAT: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, CAUSAL: gl.constexpr,
+    MASKED: gl.constexpr, CARRIED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: those of b and c. STATES [slots, HEADS, 2 D (Dv + 1)]."""
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -75,9 +75,14 @@ def absorb(
     BYTES: gl.constexpr = 2 * CHUNK * W * 2
     pid = gl.program_id(0)
     head = pid % HEADS
-    row, batch, start, begin, end, slot = locate(
-        pid // HEADS, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
+    if JOINED and CAUSAL:
+        batch = 0
+        start, begin, end, used = reaching_out(TILES, pid // HEADS, pieces, WHAT == "dv")
+        slot = gl.where(used, pid // HEADS, -1)
+    else:
+        row, batch, start, begin, end, slot = part_of(
+            pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+        )
     if CARRIED:
         origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK

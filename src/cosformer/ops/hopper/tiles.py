@@ -100,6 +100,30 @@ def fetch(tensor, tile, bar, batch, token, head):
 
 
 @gluon.jit
+def expect(bar, rest, N: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr):
+    """N tiles by `fetch_some`."""
+    if ROWS == CHUNK:
+        mbarrier.expect(bar, N * CHUNK * W * 2)
+    else:
+        for n in gl.static_range(1, CHUNK // ROWS + 1):
+            if gl.minimum(rest + ROWS - 1, CHUNK) // ROWS == n:
+                mbarrier.expect(bar, N * n * ROWS * W * 2)
+
+
+@gluon.jit
+def fetch_some(tensor, tile, bar, batch, token, head, rest, ROWS: gl.constexpr):
+    """ROWS at a time, as many as hold the first `rest`: of short documents few rows are read in vain."""
+    if ROWS == CHUNK:
+        fetch(tensor, tile, bar, batch, token, head)
+    else:
+        LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=4)
+        parts = tile._reinterpret(gl.bfloat16, [CHUNK // ROWS, 1, ROWS, 1, tile.shape[3]], LAYOUT)
+        for n in gl.static_range(CHUNK // ROWS):
+            if n * ROWS < rest:
+                fetch(tensor, parts.index(n), bar, batch, token + n * ROWS, head)
+
+
+@gluon.jit
 def send(tensor, tile, batch, token, head):
     tma.async_copy_shared_to_global(tensor, [batch, token, head, 0], tile)
 
@@ -169,12 +193,12 @@ def matrix(S, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr, LAYOUT
 
 
 @gluon.jit
-def put(tensor_pointer, stride, first, count, value, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
+def put(tensor_pointer, stride, first, count, tile, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
     """The first `count` rows of a tile, without the copy engine: a document may end inside of a tile."""
-    i = gl.arange(0, value.shape[0], layout=of_rows(LAYOUT))
-    j = gl.arange(0, value.shape[1], layout=of_columns(LAYOUT))
+    i = gl.arange(0, tile.shape[0], layout=of_rows(LAYOUT))
+    j = gl.arange(0, tile.shape[1], layout=of_columns(LAYOUT))
     where = tensor_pointer + (first + i).to(gl.int64)[:, None] * stride + j[None, :]
-    gl.store(where, value, mask=(i < count)[:, None] & (j < WIDTH)[None, :])
+    gl.store(where, tile.load(LAYOUT), mask=(i < count)[:, None] & (j < WIDTH)[None, :])
 
 
 @gluon.jit

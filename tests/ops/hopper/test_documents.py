@@ -1,0 +1,118 @@
+"""Documents as one list of tiles: every token is in it once, with its place in its document; and what a
+piece starts from is the sum of its first document's part in the pieces before."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
+
+from cosformer.ops.hopper import support
+
+WRONG = support._wrong_triton(support._TRITON)
+pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BOUNDS = {
+    "one": [0, 1000],
+    "of everything": [0, 0, 640, 640],
+    "odd": [0, 1, 64, 128, 193, 193, 193, 320, 1000],
+    "short": list(range(0, 700, 3)),
+}
+cases = pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
+
+
+def listed(bounds, pieces):
+    """The list as the kernels make it, its tiles, and where the pieces begin."""
+    from cosformer.ops.hopper.documents import list_tiles
+
+    cu = torch.tensor(bounds, device=DEVICE)
+    documents = len(bounds) - 1
+    most = bounds[-1] // 64 + documents
+    first = torch.full((documents,), -1, dtype=torch.int32, device=DEVICE)
+    tiles = torch.full((most + 2, 4), -1, dtype=torch.int32, device=DEVICE)
+    programs = -(-most // 16)
+    list_tiles[(programs + 1,)](cu, first, tiles, documents, pieces, programs, CHUNK=64, COUNTED=32, BLOCK=16)
+    begins = tiles[: pieces + 1, 3].tolist()
+    assert (tiles[begins[-1] :, :3] == -1).all()
+    assert (tiles[pieces + 1 :, 3] == -1).all()
+    return tiles, tiles[: begins[-1], :3].tolist(), begins
+
+
+@cases
+def test_the_list(bounds):
+    expected = [
+        [token, token - begin, end - token]
+        for begin, end in pairwise(bounds)
+        for token in range(begin, end, 64)
+    ]
+    _, tiles, begins = listed(bounds, 3)
+    assert tiles == expected
+    each = -(-len(tiles) // 3)
+    assert begins[0] == 0
+    assert begins[3] == len(tiles)
+    for i, begin in enumerate(begins[1:3], 1):
+        even = min(i * each, len(tiles))
+        assert abs(begin - even) <= max(1, each // 8)
+        assert begin == even or begin == len(tiles) or tiles[begin][1] == 0
+
+
+@cases
+@pytest.mark.parametrize("backwards", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("pieces", [2, 3, 8])
+def test_what_a_piece_starts_from(pieces, backwards, bounds):
+    from cosformer.ops.hopper.documents import chain
+
+    tiles, expected, begins = listed(bounds, pieces)
+    runs = [expected[a:b] for a, b in pairwise(begins)]
+    owner = torch.tensor([p for p, run in enumerate(runs) for _ in run])
+    worth = torch.rand(len(expected), 2, 5, device=DEVICE)  # the state of each tile
+    documents = torch.tensor([token - before for token, before, _ in expected])
+
+    def sums(piece, document):
+        return worth[(documents == document) & (owner == piece)].sum(0)
+
+    states, truth = torch.full((2, pieces, 2, 5), torch.nan, device=DEVICE)
+    for p, run in enumerate(runs):
+        beside = p - 1 if backwards else p + 1
+        if not run or not 0 <= beside < pieces or not runs[beside]:
+            continue
+        token, before, _ = (run if backwards else runs[beside])[0]
+        if before == 0:
+            continue
+        document = token - before
+        states[p] = sums(p, document)  # what `absorb` leaves there
+        beyond = range(p, pieces) if backwards else range(p + 1)
+        truth[beside] = sum(sums(i, document) for i in beyond)
+    chain[(2 * 2,)](
+        states, tiles, pieces, HEADS=2, SIZE=5, BACKWARDS=backwards, CHUNK=64, MOST=8, BLOCK=4
+    )  # fmt: skip
+    needed = ~truth.isnan()
+    torch.testing.assert_close(states[needed], truth[needed])
+
+
+@cases
+@pytest.mark.parametrize("pieces", [2, 3, 8])
+def test_the_whole_of_a_cut_document(pieces, bounds):
+    from cosformer.ops.hopper.documents import join
+
+    tiles, expected, begins = listed(bounds, pieces)
+    runs = [expected[a:b] for a, b in pairwise(begins)]
+    worth = torch.rand(len(expected), 2, 5, device=DEVICE)
+    documents = [token - before for token, before, _ in expected]
+    cut = {documents[b] for b in begins[1:-1] if b < len(expected) and expected[b][1] > 0}
+    parts = torch.full((2 * pieces, 2, 5), torch.nan, device=DEVICE)
+    for p, run in enumerate(runs):
+        for document in {token - before for token, before, _ in run} & cut:
+            here = [i for i in range(begins[p], begins[p + 1]) if documents[i] == document]
+            goes_on = begins[p + 1] < len(expected) and documents[begins[p + 1]] == document
+            parts[2 * p + goes_on] = worth[here].sum(0)
+    sums = torch.full((pieces, 2, 5), torch.nan, device=DEVICE)
+    join[(2 * 2,)](parts, sums, tiles, pieces, HEADS=2, SIZE=5, CHUNK=64, MOST=8, BLOCK=4)
+    for p, begin in enumerate(begins[:-1]):
+        if begin < len(expected) and expected[begin][1] > 0:
+            whole = [i for i, d in enumerate(documents) if d == documents[begin]]
+            torch.testing.assert_close(sums[p], worth[whole].sum(0))
+        else:
+            assert sums[p].isnan().all()
