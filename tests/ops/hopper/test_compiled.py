@@ -47,9 +47,8 @@ def test_every_kernel(dim, options):
     width = 64 if dim <= 64 else 128
     blocks = 2 if width == 64 else 1
     lines = [line.split() for line in run(COMPILE, dim, options)]
-    assert {name for name, *_ in lines} == (
-        ALL | WHOLE if "packed" in options and "state" not in options else ALL
-    )
+    stateless = "packed" in options and "state" not in options
+    assert {name for name, *_ in lines} == (ALL | WHOLE if stateless else ALL)
     for name, *numbers in lines:
         stack, shared, products, waits = map(int, numbers)
         assert stack <= SPILLED[width], name

@@ -195,11 +195,15 @@ def random_bounds(documents, length):
     return torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), length)])
 
 
+def bounds_of(*lengths):
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
 DOCUMENTS = {
     "1,000": lambda: random_bounds(1000, 30000),
-    "odd": lambda: torch.tensor([1, 63, 64, 65, 0, 0, 64, 63, 680, 63, 1, 0, 1936, 1, 999, 0]).cumsum(0),
-    "one": lambda: torch.tensor([4000]),
-    "long": lambda: torch.tensor([9000, 30, 12000, 5000]).cumsum(0),  # each longer than a piece
+    "odd": lambda: bounds_of(1, 63, 64, 65, 0, 0, 64, 63, 680, 63, 1, 0, 1936, 1, 999, 0),
+    "one": lambda: bounds_of(4000),
+    "long": lambda: bounds_of(9000, 30, 12000, 5000),  # longer than a piece
 }
 
 
@@ -207,8 +211,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("documents", DOCUMENTS)
 def test_documents(documents, dtype, causal, cut):
-    cu = DOCUMENTS[documents]()
-    cu = torch.cat([cu.new_zeros(cu[0] != 0), cu]).to("cuda", dtype)
+    cu = DOCUMENTS[documents]().to("cuda", dtype)
     length = int(cu[-1])
     x = inputs(1, length, 2, 64)
     grad = torch.randn_like(x[2])
@@ -221,7 +224,7 @@ def test_documents(documents, dtype, causal, cut):
 @both_ways
 @pytest.mark.parametrize("value", [3.0, torch.inf, torch.nan])
 def test_what_a_document_holds_changes_no_bit_of_another(value, causal):
-    cu = torch.cat([torch.zeros(1, dtype=torch.int64), DOCUMENTS["odd"]()]).cuda()
+    cu = DOCUMENTS["odd"]().cuda()
     sick = torch.zeros(int(cu[-1]), dtype=torch.bool, device="cuda")
     for i in (3, 6, 8, 12):  # 65, 64, 680 and 1,936 tokens, among others that are well
         sick[cu[i] : cu[i + 1]] = True

@@ -8,6 +8,9 @@ keys.py      the gradients of k and v in causal attention
 states.py    the state of a stretch of rows
 fold.py      sums over heads that share a key head
 apply.py     bidirectional and cross attention; apply_gradients.py: their gradients
+documents.py packed documents as one list of tiles
+whole.py     bidirectional attention of packed documents, state and rows by the same block;
+             whole_gradients.py: its gradients
 cutting.py   how sequences are cut so that the whole GPU has work
 launch.py    what the copy engine must know of a tensor; Triton's launcher without its binder
 tape.py      calls written down once and played again

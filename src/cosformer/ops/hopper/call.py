@@ -10,7 +10,7 @@ from torch import Tensor
 from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
 from cosformer.ops.hopper.cutting import CHUNK, multiprocessors, of_list, to_apply, to_sum, to_walk, width_of
-from cosformer.ops.hopper.documents import CHAINED, COUNTED, LISTED, chain, join, list_tiles
+from cosformer.ops.hopper.documents import CHAINED, LISTED, chain, count_tiles, join, list_tiles
 from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
@@ -18,7 +18,8 @@ from cosformer.ops.hopper.launch import describe, fits
 from cosformer.ops.hopper.queries import walk_dq
 from cosformer.ops.hopper.states import absorb
 from cosformer.ops.hopper.tape import Tape
-from cosformer.ops.hopper.whole import whole_gradients, whole_o
+from cosformer.ops.hopper.whole import whole_o
+from cosformer.ops.hopper.whole_gradients import whole_gradients
 from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.kernels import SCANNED
 from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
@@ -36,10 +37,6 @@ SIZES = {
     "whole_o": {64: (2, 4), 128: (2, 8)},
     "whole_gradients": {64: (2, 4), 128: (1, 8)},
 }
-
-# Blocks a multiprocessor of those that go along a list of tiles.
-BLOCKS = {"walk_o": {64: 2, 128: 1}, "whole_o": {64: 3, 128: 1}, "whole_gradients": {64: 2, 128: 1}}
-SLICE = 32  # tokens of a document's last tile that are read together
 
 
 class Call:
@@ -81,15 +78,14 @@ class Call:
         self.tape.start(
             walk_o, self.heads * pieces.count,
             (
-                *self._sources("q", "k", "v"), *self._tiles("o"), self.tensors["o"], self.d, self.mask,
-                self.positions,
+                *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.mask, self.positions,
                 *(begin or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables, self.tiles, self.origin_q,
                 self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
                 *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, after is not None, self._rows, *self._sizes("walk_o"),
+                self.carried, begin is not None, after is not None, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
@@ -99,15 +95,14 @@ class Call:
         self.tape.start(
             walk_dq, self.heads * pieces.count,
             (
-                *self._sources("q", "k", "v", "o", "g"), *self._tiles("dq"), self.tensors["dq"], self.d,
-                self.r, self.e,
+                *self._tiles("q", "k", "v", "o", "g", "dq"), self.tensors["dq"], self.d, self.r, self.e,
                 self.mask, self.positions, *(begin or NOTHING)[:2], *pieces.tables, self.tiles, self.origin_q,
                 self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
                 *(begin or NOTHING)[2:],
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, self._rows, *self._sizes("walk_dq"),
+                self.carried, begin is not None, *self._sizes("walk_dq"),
             ),
         )  # fmt: skip
 
@@ -116,15 +111,14 @@ class Call:
         self.tape.start(
             walk_dkv, self.heads * pieces.count,
             (
-                *self._sources("q", "k", "v", "g"), *self._tiles("dk", "dv"), self.tensors["dk"],
-                self.tensors["dv"], self.r,
+                *self._tiles("q", "k", "v", "g", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.r,
                 self.e, self.mask, self.positions, *(begin or NOTHING)[:2], *(after or NOTHING)[:2],
                 *pieces.tables, self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta,
                 self.tq, self.mask_stride, *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, after is not None, self._rows, *self._sizes("walk_dkv"),
+                self.carried, begin is not None, after is not None, *self._sizes("walk_dkv"),
             ),
         )  # fmt: skip
 
@@ -202,22 +196,21 @@ class Call:
         self.tape.start(
             whole_o, self.key_heads * self.pieces,
             (
-                *self._sources("q", "k", "v"), *self._tiles("o"), self.tensors["o"], self.d, self.tiles,
-                self.pieces,
+                *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.tiles, self.pieces,
                 self.theta, self.eps, self.tq,
             ),
-            (self.heads, self.group, *self.dims, self.width, self._rows, *self._sizes("whole_o")),
+            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_o")),
         )  # fmt: skip
 
     def whole_gradients(self) -> None:
         self.tape.start(
             whole_gradients, self.key_heads * self.pieces,
             (
-                *self._sources("q", "k", "v", "o", "g"), *self._tiles("dq", "dk", "dv"), self.tensors["dq"],
+                *self._tiles("q", "k", "v", "o", "g", "dq", "dk", "dv"), self.tensors["dq"],
                 self.tensors["dk"], self.tensors["dv"], self.d, self.tiles, self.pieces, self.theta, self.eps,
                 self.tq,
             ),
-            (self.heads, self.group, *self.dims, self.width, self._rows, *self._sizes("whole_gradients")),
+            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_gradients")),
         )  # fmt: skip
 
     def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
@@ -270,21 +263,23 @@ class Call:
     @property
     def _most_pieces(self) -> int:
         """Of a list of tiles, so that all blocks that go along it are at work at a time."""
-        heads, kernel = (self.heads, "walk_o") if self.causal else (self.key_heads, "whole_gradients")
-        if not self.causal and "g" not in self.tensors:
-            kernel = "whole_o"
-        return max(1, BLOCKS[kernel][self.width] * multiprocessors(self.device) // heads)
+        blocks = 1 if self.width == 128 else 3 if not self.causal and "g" not in self.tensors else 2
+        return max(
+            1, blocks * multiprocessors(self.device) // (self.heads if self.causal else self.key_heads)
+        )
 
     def _list_tiles(self, cu: Tensor) -> Tensor:
         """The list of documents.py."""
         documents = cu.shape[0] - 1
         most = self.tq // CHUNK + documents
-        first = self.tape.empty((documents,), torch.int32)
+        first = self.tape.empty((documents + 1,), torch.int32)
         tiles = self.tape.empty((most + 2, 4), torch.int32)
+        sizes = {"CHUNK": CHUNK, "BLOCK": LISTED, "num_warps": 4}
+        self.tape.launch(count_tiles, 1, cu, first, documents, **sizes)
         programs = -(-most // LISTED)
         self.tape.launch(
             list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles, documents, self.pieces,
-            programs, CHUNK=CHUNK, COUNTED=COUNTED, BLOCK=LISTED, num_warps=4,
+            programs, **sizes,
         )  # fmt: skip
         return tiles
 
@@ -327,14 +322,6 @@ class Call:
     def _states(self, count: int, heads: int) -> Tensor:
         d, dv = self.dims
         return self.tape.empty((count, heads, 2 * d * (dv + 1)))
-
-    @property
-    def _rows(self) -> int:
-        """Rows that a kernel asks for at a time. Wider tiles lie in two halves."""
-        return SLICE if self.joined and self.width == 64 else CHUNK
-
-    def _sources(self, *names: str) -> list[Any]:
-        return [describe(self.tensors[n], self._rows, self.width) for n in names]
 
     def _tiles(self, *names: str) -> list[Any]:
         return [describe(self.tensors[n], CHUNK, self.width) for n in names]

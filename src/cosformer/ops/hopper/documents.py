@@ -9,9 +9,11 @@ document begins. Short documents cost no more than their tiles.
     TILES [tiles + 1, 4] int32: of each tile its first token, how many tokens of its document lie before it
     and how many from it on; and of each piece, and after the last, its first tile
 
-A piece that begins inside of a document needs the state of what lies before it. `absorb` (states.py) sums up
-the tiles of that document in each piece, `chain` adds these up over the pieces. Where nothing is cut, both
-find nothing to do.
+A piece begins where a document ends, if one ends nearby; else that document is cut. Causal, a piece that
+begins inside of a document needs the state of what lies before it: `absorb` (states.py) sums up the tiles of
+that document in each piece, `chain` adds these up over the pieces. Bidirectional, documents that are cut go
+through states in memory like long rows (`absorb`, `join`, apply.py), all others through whole.py. Where
+nothing is cut, these kernels find nothing to do.
 
 Everything is made on the device, from bounds nobody has to look at: what is started depends on shapes alone.
 """
@@ -24,30 +26,29 @@ from triton.experimental.gluon import language as gl
 from cosformer.ops.hopper.tiles import CHUNK as TILE
 from cosformer.ops.hopper.tiles import locate
 
-COUNTED = 1024  # documents a program takes at a time
-LISTED = 256  # tiles
+LISTED = 256  # documents, or tiles, a program takes at a time
 CHAINED = 2048  # numbers a program of `chain` holds
 
 
-@triton.jit(do_not_specialize=["documents", "pieces", "programs"])
-def list_tiles(
-    CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexpr, COUNTED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
-    steps, or where a document begins or ends nearby.
-
-    FIRST [documents]: how many tiles the documents before each one have. Every program writes all of it,
-    the same numbers, and waits for no other."""
+@triton.jit(do_not_specialize=["documents"])
+def count_tiles(CU, FIRST, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """FIRST [documents + 1]: how many tiles the documents before each one have. One program."""
     total = 0
-    for i in range(0, documents, COUNTED):
-        document = i + tl.arange(0, COUNTED)
+    for i in range(0, documents, BLOCK):
+        document = i + tl.arange(0, BLOCK)
         inside = document < documents
         begin = tl.load(CU + document, mask=inside, other=0).to(tl.int32)
         n = tl.cdiv(tl.load(CU + document + 1, mask=inside, other=0).to(tl.int32) - begin, CHUNK)
         tl.store(FIRST + document, total + tl.cumsum(n, 0) - n, mask=inside)
         total += tl.sum(n, 0)
-    tl.debug_barrier()
+    tl.store(FIRST + documents, total)
+
+
+@triton.jit(do_not_specialize=["documents", "pieces", "programs"])
+def list_tiles(CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
+    steps, or where a document ends not far behind."""
+    total = tl.load(FIRST + documents)
     each = tl.cdiv(total, pieces)
     listing = tl.program_id(0) < programs
     tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -67,11 +68,9 @@ def list_tiles(
     tl.store(at, begin + before, mask=inside)
     tl.store(at + 1, before, mask=inside)
     tl.store(at + 2, rest, mask=inside)
-    back = before // CHUNK
-    on = tl.cdiv(rest, CHUNK)
-    shift = tl.where(back < on, -back, on)
-    near = (tile < total) & (before > 0) & (tl.minimum(back, on) <= tl.maximum(each // 8, 1))
-    tl.store(TILES + 4 * piece + 3, tile + tl.where(near, shift, 0), mask=(piece >= 0) & (piece <= pieces))
+    far = tl.cdiv(rest, CHUNK)
+    near = (tile < total) & (before > 0) & (far <= tl.maximum(each // 8, 1))
+    tl.store(TILES + 4 * piece + 3, tile + tl.where(near, far, 0), mask=(piece >= 0) & (piece <= pieces))
 
 
 @triton.jit
@@ -104,13 +103,12 @@ def chain(
     real = real & (border < tl.load(TILES + 4 * pieces + 3))
     before = tl.load(TILES + 4 * border + 1, mask=real, other=0)
     within = tl.load(TILES + 4 * border + 2, mask=real, other=0) if BACKWARDS else before
-    if tl.max(before) > 0:  # else no document is cut
-        goes_on = (before > 0) & (n < SIZE)
-        through = (goes_on & (within > (end - begin) * CHUNK)).to(tl.int32)
-        own = tl.load(STATES + piece.to(tl.int64) * (HEADS * SIZE), mask=goes_on, other=0.0)
-        found, _ = tl.associative_scan((own, through), 0, _append)
-        tl.debug_barrier()  # sums go where other threads have read
-        tl.store(STATES + following.to(tl.int64) * (HEADS * SIZE), found, mask=goes_on)
+    goes_on = (before > 0) & (n < SIZE)
+    through = (goes_on & (within > (end - begin) * CHUNK)).to(tl.int32)
+    own = tl.load(STATES + piece.to(tl.int64) * (HEADS * SIZE), mask=goes_on, other=0.0)
+    found, _ = tl.associative_scan((own, through), 0, _append)
+    tl.debug_barrier()  # sums go where other threads have read
+    tl.store(STATES + following.to(tl.int64) * (HEADS * SIZE), found, mask=goes_on)
 
 
 @triton.jit(do_not_specialize=["pieces"])
@@ -131,16 +129,15 @@ def join(
     real = real & (begin < tl.load(TILES + 4 * pieces + 3))
     before = tl.load(TILES + 4 * begin + 1, mask=real, other=0)
     rest = tl.load(TILES + 4 * begin + 2, mask=real, other=0)
-    if tl.max(before) > 0:  # else no document is cut
-        cut = (before > 0) & (n < SIZE)
-        through = cut & (before > (begin - begin_before) * CHUNK)
-        on = cut & (rest > (end - begin) * CHUNK)
-        part = 2 * border.to(tl.int64)
-        left = tl.load(PARTS + (part - 1) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
-        right = tl.load(PARTS + tl.where(on, part + 1, part) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
-        left, _ = tl.associative_scan((left, through.to(tl.int32)), 0, _append)
-        right, _ = tl.associative_scan((right, on.to(tl.int32)), 0, _append, reverse=True)
-        tl.store(SUMS + border.to(tl.int64) * (HEADS * SIZE) + offset, left + right, mask=cut)
+    cut = (before > 0) & (n < SIZE)
+    through = cut & (before > (begin - begin_before) * CHUNK)
+    on = cut & (rest > (end - begin) * CHUNK)
+    part = 2 * border.to(tl.int64)
+    left = tl.load(PARTS + (part - 1) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+    right = tl.load(PARTS + tl.where(on, part + 1, part) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+    left, _ = tl.associative_scan((left, through.to(tl.int32)), 0, _append)
+    right, _ = tl.associative_scan((right, on.to(tl.int32)), 0, _append, reverse=True)
+    tl.store(SUMS + border.to(tl.int64) * (HEADS * SIZE) + offset, left + right, mask=cut)
 
 
 @gluon.jit
@@ -174,9 +171,14 @@ def tile_at(i, TILES, start, begin, end, JOINED: gl.constexpr):
     """Of a piece's tile: its first token, and how many tokens of its row lie before it and from it on."""
     if JOINED:
         at = TILES + 4 * (begin + i)
-        return gl.load(at), gl.load(at + 1), gl.load(at + 2)
-    first = begin + i * TILE
-    return start + first, first, end - first
+        token = gl.load(at)
+        first = gl.load(at + 1)
+        rest = gl.load(at + 2)
+    else:
+        first = begin + i * TILE
+        token = start + first
+        rest = end - first
+    return token, first, rest
 
 
 @gluon.jit
@@ -195,6 +197,13 @@ def reaching_out(TILES, piece, pieces, BACKWARDS: gl.constexpr):
         start = token - end
         begin = gl.maximum(end - chunks * TILE, 0)
     return start, begin, end, there & (token > start)
+
+
+@gluon.jit
+def end_of(piece, TILES, pieces, BACKWARDS: gl.constexpr):
+    """As `locate`, of the part `reaching_out` finds."""
+    start, begin, end, there = reaching_out(TILES, piece, pieces, BACKWARDS)
+    return 0, 0, start, begin, end, gl.where(there, piece, -1)
 
 
 @gluon.jit

@@ -17,7 +17,8 @@ is room for one of v and g, which are needed later than q and k (225 KiB: R alon
 With grouped heads each query head writes its own part of dk and dv.
 
 Bytes: q, k, v, g read, dk and dv written: 6 tensors. Measured as in forward.py: 0.255 ms (floor of these
-tensors 0.189); 0.914 ms where W = 128 (0.377).
+tensors 0.189); 0.914 ms where W = 128 (0.377). Documents, as there: 0.400 ms; here it is a document's last
+tile that finds no state.
 """
 
 from triton.experimental import gluon
@@ -36,8 +37,7 @@ from cosformer.ops.hopper.tiles import (
     anew,
     barriers,
     blank,
-    expect,
-    fetch_some,
+    fetch,
     flat,
     in_runs,
     left,
@@ -67,8 +67,7 @@ def walk_dkv(
     SLOT, TILES, origin, length, pieces, size, theta, tokens, mask_stride, s_stride, z_stride, s_out_stride,
     z_out_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
     W: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
-    STARTED: gl.constexpr, STORED: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
+    STARTED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """S, Z: the gradient of the state after each piece; S_OUT, Z_OUT: of the one before the first."""
     RUNS: gl.constexpr = runs(W, WARPS)
@@ -76,6 +75,7 @@ def walk_dkv(
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
+    TILE: gl.constexpr = CHUNK * W * 2
     LATE: gl.constexpr = STAGES if W == 64 else 1  # stages of v and g
 
     pid = gl.program_id(0)
@@ -103,16 +103,16 @@ def walk_dkv(
     late_bars = barriers(LATE)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            at, _, rest_at = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
-            expect(bars.index(i), rest_at, 2, W, ROWS)
-            fetch_some(q, qs.index(i), bars.index(i), batch, at, head, rest_at, ROWS)
-            fetch_some(k, ks.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
+            at, _, _ = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
+            mbarrier.expect(bars.index(i), 2 * TILE)
+            fetch(q, qs.index(i), bars.index(i), batch, at, head)
+            fetch(k, ks.index(i), bars.index(i), batch, at, key_head)
     for i in gl.static_range(LATE):
         if i < chunks:
-            at, _, rest_at = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
-            expect(late_bars.index(i), rest_at, 2, W, ROWS)
-            fetch_some(v, vs.index(i), late_bars.index(i), batch, at, key_head, rest_at, ROWS)
-            fetch_some(g, gs.index(i), late_bars.index(i), batch, at, head, rest_at, ROWS)
+            at, _, _ = tile_at(chunks - 1 - i, TILES, start, begin, end, JOINED)
+            mbarrier.expect(late_bars.index(i), 2 * TILE)
+            fetch(v, vs.index(i), late_bars.index(i), batch, at, key_head)
+            fetch(g, gs.index(i), late_bars.index(i), batch, at, head)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
@@ -147,13 +147,13 @@ def walk_dkv(
         late = t % LATE
         n = chunks - 1 - t
         token, first, rest = tile_at(n, TILES, start, begin, end, JOINED)
-        token_next, _, rest_next = tile_at(gl.maximum(n - STAGES, 0), TILES, start, begin, end, JOINED)
-        if JOINED:
-            follows = rest > CHUNK
-            goes_on = first > 0
-        else:
+        token_next, _, _ = tile_at(gl.maximum(n - STAGES, 0), TILES, start, begin, end, JOINED)
+        if not JOINED:
             follows: gl.constexpr = True
             goes_on: gl.constexpr = True
+        else:
+            follows = rest > CHUNK
+            goes_on = first > 0
         zero = anew(t)
         k_s = ksin_room.index(zero)
         q_s = qsin_room.index(zero)
@@ -261,14 +261,14 @@ def walk_dkv(
         else:
             send(dk, out.index(0), batch, token, head)
         if t + STAGES < chunks:
-            expect(bars.index(stage), rest_next, 2, W, ROWS)
-            fetch_some(q, qs.index(stage), bars.index(stage), batch, token_next, head, rest_next, ROWS)
-            fetch_some(k, ks.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
+            mbarrier.expect(bars.index(stage), 2 * TILE)
+            fetch(q, qs.index(stage), bars.index(stage), batch, token_next, head)
+            fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
         if t + LATE < chunks:
-            late_next, _, rest_late = tile_at(n - LATE, TILES, start, begin, end, JOINED)
-            expect(late_bars.index(late), rest_late, 2, W, ROWS)
-            fetch_some(v, vs.index(late), late_bars.index(late), batch, late_next, key_head, rest_late, ROWS)
-            fetch_some(g, gs.index(late), late_bars.index(late), batch, late_next, head, rest_late, ROWS)
+            late_next, _, _ = tile_at(n - LATE, TILES, start, begin, end, JOINED)
+            mbarrier.expect(late_bars.index(late), 2 * TILE)
+            fetch(v, vs.index(late), late_bars.index(late), batch, late_next, key_head)
+            fetch(g, gs.index(late), late_bars.index(late), batch, late_next, head)
     tma.store_wait(0)
     if STORED:
         index = (slot * HEADS + head).to(gl.int64)

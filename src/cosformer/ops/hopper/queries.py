@@ -14,7 +14,7 @@ phi(k) is written over k. o, read first, and q, read last, have one stage each; 
 W = 64 (102 KiB), one where W = 128 (193 KiB). d of the next chunk is asked for before this one is done.
 
 Bytes: q, k, v, o, g read and dq written: 6 tensors. Measured as in forward.py: 0.210 ms (floor of these
-tensors 0.189); 0.638 ms where W = 128 (0.377).
+tensors 0.189); 0.638 ms where W = 128 (0.377). Documents, as there: 0.328 ms.
 """
 
 from triton.experimental import gluon
@@ -33,8 +33,7 @@ from cosformer.ops.hopper.tiles import (
     anew,
     barriers,
     blank,
-    expect,
-    fetch_some,
+    fetch,
     flat,
     in_runs,
     left,
@@ -64,13 +63,14 @@ def walk_dq(
     origin, length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
-    STARTED: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    STARTED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
+    TILE: gl.constexpr = CHUNK * W * 2
 
     pid = gl.program_id(0)
     head = pid % HEADS
@@ -97,17 +97,17 @@ def walk_dq(
     bar_q = barriers(1)
     bar_o = barriers(1)
     if chunks > 0:
-        expect(bar_o.index(0), rest, 1, W, ROWS)
-        fetch_some(o, os.index(0), bar_o.index(0), batch, token, head, rest, ROWS)
-        expect(bar_q.index(0), rest, 1, W, ROWS)
-        fetch_some(q, qs.index(0), bar_q.index(0), batch, token, head, rest, ROWS)
+        mbarrier.expect(bar_o.index(0), TILE)
+        fetch(o, os.index(0), bar_o.index(0), batch, token, head)
+        mbarrier.expect(bar_q.index(0), TILE)
+        fetch(q, qs.index(0), bar_q.index(0), batch, token, head)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            at, _, rest_at = tile_at(i, TILES, start, begin, end, JOINED)
-            expect(bars.index(i), rest_at, 3, W, ROWS)
-            fetch_some(k, ks.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
-            fetch_some(v, vs.index(i), bars.index(i), batch, at, key_head, rest_at, ROWS)
-            fetch_some(g, gs.index(i), bars.index(i), batch, at, head, rest_at, ROWS)
+            at, _, _ = tile_at(i, TILES, start, begin, end, JOINED)
+            mbarrier.expect(bars.index(i), 3 * TILE)
+            fetch(k, ks.index(i), bars.index(i), batch, at, key_head)
+            fetch(v, vs.index(i), bars.index(i), batch, at, key_head)
+            fetch(g, gs.index(i), bars.index(i), batch, at, head)
 
     zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
     zs = zc
@@ -139,15 +139,13 @@ def walk_dq(
     for t in range(chunks):
         stage = t % STAGES
         token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
-        token_next, _, rest_next = tile_at(
-            gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED
-        )
-        if JOINED:
-            follows = first > 0
-            goes_on = rest > CHUNK
-        else:
+        token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
+        if not JOINED:
             follows: gl.constexpr = True
             goes_on: gl.constexpr = True
+        else:
+            follows = first > 0
+            goes_on = rest > CHUNK
         zero = anew(t)
         k_c = flat(ks.index(stage))
         k_s = ks_room.index(zero)
@@ -194,8 +192,8 @@ def walk_dq(
         ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
         ahead, _, rest_ahead = tile_at(gl.minimum(t + 1, chunks - 1), TILES, start, begin, end, JOINED)
         if t + 1 < chunks:
-            expect(bar_o.index(0), rest_ahead, 1, W, ROWS)
-            fetch_some(o, os.index(0), bar_o.index(0), batch, ahead, head, rest_ahead, ROWS)
+            mbarrier.expect(bar_o.index(0), TILE)
+            fetch(o, os.index(0), bar_o.index(0), batch, ahead, head)
         a = warpgroup_mma_wait(num_outstanding=2, deps=[a])
         a = gl.where(past, a + gl.convert_layout(e, of_rows(SQUARE))[:, None], 0.0)
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
@@ -240,13 +238,13 @@ def walk_dq(
         else:
             send(dq, out.index(0), batch, token, head)
         if t + 1 < chunks:
-            expect(bar_q.index(0), rest_ahead, 1, W, ROWS)
-            fetch_some(q, qs.index(0), bar_q.index(0), batch, ahead, head, rest_ahead, ROWS)
+            mbarrier.expect(bar_q.index(0), TILE)
+            fetch(q, qs.index(0), bar_q.index(0), batch, ahead, head)
         if t + STAGES < chunks:
-            expect(bars.index(stage), rest_next, 3, W, ROWS)
-            fetch_some(k, ks.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
-            fetch_some(v, vs.index(stage), bars.index(stage), batch, token_next, key_head, rest_next, ROWS)
-            fetch_some(g, gs.index(stage), bars.index(stage), batch, token_next, head, rest_next, ROWS)
+            mbarrier.expect(bars.index(stage), 3 * TILE)
+            fetch(k, ks.index(stage), bars.index(stage), batch, token_next, key_head)
+            fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
+            fetch(g, gs.index(stage), bars.index(stage), batch, token_next, head)
         d = gl.load(DEN + vectors + ahead + of_g, mask=of_g < rest_ahead, other=1.0)
         gl.store(E + vectors + token + of_g, e, mask=of_g < rest)
         gl.store(INVERSE + vectors + token + of_g, r, mask=of_g < rest)

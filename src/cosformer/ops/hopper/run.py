@@ -2,7 +2,8 @@
 
 Causal attention is a walk; a sequence cut into pieces first gets the states its pieces start from.
 Bidirectional and cross attention sum up a state and apply it. Such states are kept for the backward, which
-sums them again where they were not (with packing, where their number depends on the documents).
+sums them again where they were not (with packing). Packed documents are one list of tiles (documents.py);
+where states come or go, each is a row of its own.
 
 A state is two tensors, S and z, or one that holds both, one behind the other, and None.
 """

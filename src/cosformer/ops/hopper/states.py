@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cosformer.ops.hopper.documents import part_of, reaching_out
+from cosformer.ops.hopper.documents import end_of, part_of
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     anew,
@@ -76,9 +76,7 @@ def absorb(
     pid = gl.program_id(0)
     head = pid % HEADS
     if JOINED and CAUSAL:
-        batch = 0
-        start, begin, end, used = reaching_out(TILES, pid // HEADS, pieces, WHAT == "dv")
-        slot = gl.where(used, pid // HEADS, -1)
+        row, batch, start, begin, end, slot = end_of(pid // HEADS, TILES, pieces, WHAT == "dv")
     else:
         row, batch, start, begin, end, slot = part_of(
             pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED

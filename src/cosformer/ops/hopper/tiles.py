@@ -100,30 +100,6 @@ def fetch(tensor, tile, bar, batch, token, head):
 
 
 @gluon.jit
-def expect(bar, rest, N: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr):
-    """N tiles by `fetch_some`."""
-    if ROWS == CHUNK:
-        mbarrier.expect(bar, N * CHUNK * W * 2)
-    else:
-        for n in gl.static_range(1, CHUNK // ROWS + 1):
-            if gl.minimum(rest + ROWS - 1, CHUNK) // ROWS == n:
-                mbarrier.expect(bar, N * n * ROWS * W * 2)
-
-
-@gluon.jit
-def fetch_some(tensor, tile, bar, batch, token, head, rest, ROWS: gl.constexpr):
-    """ROWS at a time, as many as hold the first `rest`: of short documents few rows are read in vain."""
-    if ROWS == CHUNK:
-        fetch(tensor, tile, bar, batch, token, head)
-    else:
-        LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=4)
-        parts = tile._reinterpret(gl.bfloat16, [CHUNK // ROWS, 1, ROWS, 1, tile.shape[3]], LAYOUT)
-        for n in gl.static_range(CHUNK // ROWS):
-            if n * ROWS < rest:
-                fetch(tensor, parts.index(n), bar, batch, token + n * ROWS, head)
-
-
-@gluon.jit
 def send(tensor, tile, batch, token, head):
     tma.async_copy_shared_to_global(tensor, [batch, token, head, 0], tile)
 
