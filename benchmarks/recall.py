@@ -3,12 +3,14 @@
 Trains each mechanism at several widths, one run a folder; started again, it goes on where it was. Every
 finished run is a record in results/<task>.jsonl, and table and plot are rendered from those alone.
 
-    PYTHONPATH=src python3 -m benchmarks.recall --folder runs/recall
-    PYTHONPATH=src python3 -m benchmarks.recall --render
+    PYTHONPATH=src python3 -m benchmarks.recall --scale cpu      # half an hour on one core
+    PYTHONPATH=src python3 -m benchmarks.recall                  # the recipes' scale small, for a GPU
+    PYTHONPATH=src python3 -m benchmarks.recall --scale cpu --render
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,31 @@ from cosformer.training.model import configuration
 
 TASKS = ("mqar", "copy")
 ATTENTIONS = ("cosformer", "linear", "relu", "softmax")
+WIDTHS = {"cpu": (8, 16, 32, 64)}  # of a scale, where they are not (32, 64, 128, 256)
+
+# The scale "cpu": what a core learns in a minute or two a run, on top of the recipes' scale tiny. Rows are as
+# hard as softmax, at the greater widths, still solves in that time.
+_CORE: dict[str, Any] = {
+    "batch": 64, "learning_rate": 3e-3, "warmup": 50, "eval_every": 400, "save_every": 1000, "device": "cpu",
+}  # fmt: skip
+_CORE_MODEL = {"num_hidden_layers": 2, "num_attention_heads": 1, "initializer_range": 0.05}
+_CORE_ROWS = {"train_rows": 50_000, "valid_rows": 500, "test_rows": 1_000}
+_CORE_TASKS: dict[str, dict[str, Any]] = {
+    "mqar": {"steps": 2000, "task_settings": {"length": 16, "pairs": 4, "vocab_size": 32, **_CORE_ROWS}},
+    "copy": {"steps": 1200, "task_settings": {"length": 66, "vocab_size": 34, **_CORE_ROWS}},
+}
 
 
-def runs(scale: str, attentions: list[str], widths: list[int], seed: int) -> list[Run]:
-    return [
-        recipes.build(task, scale=scale, attention=name, seed=seed, model={"hidden_size": width})
-        for task in TASKS
-        for width in widths
-        for name in attentions
-    ]
+def runs(scale: str, attentions: Sequence[str], widths: Sequence[int], seed: int) -> list[Run]:
+    return [_run(t, scale, name, width, seed) for t in TASKS for width in widths for name in attentions]
+
+
+def _run(task: str, scale: str, attention: str, width: int, seed: int) -> Run:
+    if scale != "cpu":
+        return recipes.build(task, scale=scale, attention=attention, seed=seed, model={"hidden_size": width})
+    model = {**_CORE_MODEL, "hidden_size": width}
+    settings = {**_CORE, **_CORE_TASKS[task], "model": model, "seed": seed}
+    return recipes.build(task, scale="tiny", attention=attention, **settings).replace(scale=scale)
 
 
 def state_size(run: Run) -> int:
@@ -120,8 +138,10 @@ def render(results: Path, scale: str, out: Path) -> None:
 def main() -> None:
     parser = Parser(prog="python -m benchmarks.recall", description=__doc__.splitlines()[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--scale", default="small", choices=recipes.SCALES)
-    parser.add_argument("--widths", default="32,64,128,256", help="hidden sizes, with commas between them")
+    parser.add_argument("--scale", default="small", choices=(*recipes.SCALES, "cpu"))
+    parser.add_argument(
+        "--widths", help="hidden sizes, with commas between them (scale cpu: 8,16,32,64; else 32,64,128,256)"
+    )
     parser.add_argument("--attentions", default=",".join(ATTENTIONS), help="likewise")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs") / "recall", help="of the runs")
@@ -132,9 +152,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     if not args.render:
-        planned = runs(
-            args.scale, args.attentions.split(","), [int(w) for w in args.widths.split(",")], args.seed
-        )
+        default = WIDTHS.get(args.scale, (32, 64, 128, 256))
+        widths = [int(w) for w in args.widths.split(",")] if args.widths else default
+        planned = runs(args.scale, args.attentions.split(","), widths, args.seed)
         for number, run in enumerate(planned, 1):
             name = f"{run.task}-{run.attention}-{run.model['hidden_size']}-{run.seed}-{run.scale}"
             print(f"{number} of {len(planned)}: {name}", flush=True)
