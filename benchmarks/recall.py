@@ -33,8 +33,8 @@ _CORE: dict[str, Any] = {
 _CORE_MODEL = {"num_hidden_layers": 2, "num_attention_heads": 1, "initializer_range": 0.1}
 _CORE_ROWS = {"train_rows": 50_000, "valid_rows": 500, "test_rows": 1_000}
 _CORE_TASKS: dict[str, dict[str, Any]] = {
-    "mqar": {"steps": 2000, "task_settings": {"length": 16, "pairs": 4, "vocab_size": 16, **_CORE_ROWS}},
-    "copy": {"steps": 1200, "task_settings": {"length": 66, "vocab_size": 34, **_CORE_ROWS}},
+    "mqar": {"steps": 1600, "task_settings": {"length": 16, "pairs": 4, "vocab_size": 16, **_CORE_ROWS}},
+    "copy": {"steps": 1000, "task_settings": {"length": 34, "vocab_size": 34, **_CORE_ROWS}},
 }
 
 
