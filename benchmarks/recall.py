@@ -70,13 +70,18 @@ def points(results: Path, scale: str) -> list[dict[str, Any]]:
                 width = run.model["hidden_size"]
                 found[task, run.attention, width, run.seed] = {
                     "task": task, "attention": run.attention, "width": width, "seed": run.seed,
-                    "state": state_size(run), **record["metric"]["test"],
+                    "state": state_size(run), "settings": run, "record": record, **record["metric"]["test"],
                 }  # fmt: skip
     return list(found.values())
 
 
 def to_markdown(found: list[dict[str, Any]], scale: str, plot: str | None) -> str:
-    parts = [f"# What a state can hold\n\nScale {scale}; accuracy over the tokens asked for, on unseen rows."]
+    parts = [
+        f"# What a state can hold\n\n`python -m benchmarks.recall --scale {scale}`, on {_made_on(found)}.",
+        "Accuracy over the tokens asked for, on unseen rows, at the step that was best on the validation "
+        "split. All mechanisms have the same settings; softmax keeps every key and value, and its state is "
+        "that of the whole row.",
+    ]
     for task in TASKS:
         own = sorted((p for p in found if p["task"] == task), key=lambda p: (p["attention"], p["width"]))
         table = [
@@ -84,10 +89,27 @@ def to_markdown(found: list[dict[str, Any]], scale: str, plot: str | None) -> st
             for p in own
         ]
         header = ("attention", "width", "numbers in the state", "accuracy", "rows without a mistake")
-        parts.append(f"## {tasks.get(task).title}\n\n{markdown(header, table)}")
+        said = sorted({_words(p["settings"]) for p in own})
+        parts += [f"## {tasks.get(task).title}", "; ".join(said) + ".", markdown(header, table)]
     if plot:
         parts.append(f"![accuracy against the size of the state]({plot})")
     return "\n\n".join(parts) + "\n"
+
+
+def _words(run: Run) -> str:
+    task = ", ".join(f"{name} {value}" for name, value in run.task_settings.items())
+    return (
+        f"Rows: {task or 'as the task has them'}. Models: {run.model['num_hidden_layers']} layers, "
+        f"{run.model['num_attention_heads']} head(s). Training: {run.steps:,} steps of {run.batch} rows, "
+        f"rate {run.learning_rate:g}, seed {run.seed}"
+    )
+
+
+def _made_on(found: list[dict[str, Any]]) -> str:
+    records = [p["record"] for p in found]
+    hardware = {r["hardware"].get("gpu") or f"{r['hardware']['cpu']}, {r['threads']} thread" for r in records}
+    commits = {(r["commit"]["id"] or "unknown")[:10] for r in records}
+    return f"{'; '.join(sorted(hardware))}; commit {', '.join(sorted(commits))}"
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:

@@ -39,17 +39,30 @@ def test_the_sweep_counts_states_and_renders_records(tmp_path):
         assert sizes["softmax", width] == layers * heads * 2 * d * length, "keys and values"
     for number, run in enumerate([*planned, planned[0]]):
         metric = {"test": {"accuracy": number / 10, "exact": 0.0}}
-        record = {"id": str(number), "settings": run.to_dict(), "metric": metric}
+        record = {
+            "id": str(number), "settings": run.to_dict(), "metric": metric, "threads": 1,
+            "hardware": {"cpu": "a CPU"}, "commit": {"id": "c" * 40},
+        }  # fmt: skip
         files.append_once(tmp_path / f"{run.task}.jsonl", record, "id")
     found = recall.points(tmp_path, "tiny")
     assert len(found) == 8
     newest = next(p for p in found if (p["task"], p["attention"], p["width"]) == ("mqar", "cosformer", 32))
     assert newest["accuracy"] == 0.8, "of two records of the same run the later one counts"
     recall.render(tmp_path, "tiny", tmp_path)
-    assert "| softmax | 64 |" in (tmp_path / "recall-tiny.md").read_text().replace("  ", " ")
+    text = (tmp_path / "recall-tiny.md").read_text().replace("  ", " ")
+    assert "| softmax | 64 |" in text
+    assert "--scale tiny`, on a CPU, 1 thread; commit cccccccccc." in text
     assert (tmp_path / "recall-tiny.png").stat().st_size > 10_000
     with pytest.raises(SystemExit, match="no record at scale paper"):
         recall.render(tmp_path, "paper", tmp_path)
+
+
+def test_the_scale_of_one_core_has_its_own_settings():
+    planned = recall.runs("cpu", ["relu"], recall.WIDTHS["cpu"], seed=0)
+    assert [(r.task, r.model["hidden_size"]) for r in planned] == [
+        (task, width) for task in ("mqar", "copy") for width in (8, 16, 32, 64)
+    ]
+    assert {(r.scale, r.device, r.model["num_attention_heads"]) for r in planned} == {("cpu", "cpu", 1)}
 
 
 def score(task):
