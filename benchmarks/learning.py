@@ -140,7 +140,7 @@ def main() -> None:
             print(name, attention, record["metric"]["test"], beside, flush=True)
     records = files.lines(path)
     if records:
-        path.with_suffix(".md").write_text(to_markdown(records, absent, args.scale))
+        path.with_suffix(".md").write_text(to_markdown(records, sorted(absent), args.scale))
         print(path.with_suffix(".md"))
 
 

@@ -84,9 +84,9 @@ def to_markdown(found: list[dict[str, Any]], scale: str, plot: str | None) -> st
         f"# What a state can hold\n\n`python -m benchmarks.recall --scale {scale}`, on {_made_on(found)}.",
         "Accuracy over the tokens asked for, on unseen rows, at the step that was best on the validation "
         "split. All mechanisms have the same settings; softmax keeps every key and value, and its state is "
-        "that of the whole row. In associative recall a model that knows which values stand in a row, but not "
-        "behind which key, scores (1 + 1/2 + ... + 1/pairs) / pairs by guessing among those not given yet: "
-        "0.52 with four pairs.",
+        "that of the whole row. In associative recall a model that knows which values stand in a row, but "
+        "not behind which key, scores (1 + 1/2 + ... + 1/pairs) / pairs by guessing among those not given "
+        "yet: 0.52 with four pairs.",
     ]
     for task in TASKS:
         own = sorted((p for p in found if p["task"] == task), key=lambda p: (p["attention"], p["width"]))

@@ -1,6 +1,7 @@
 """The benchmarks of training: what they measure, and what they render."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ import torch
 from benchmarks import learning, recall, training
 from cosformer import tasks
 from cosformer.tasks.metrics import Accuracy, BitsPerCharacter
-from cosformer.training import files
+from cosformer.training import files, recipes
 from tests.training.conftest import _toy  # noqa: F401 (a fixture)
 from tests.training.toy import recall as tiny_recall
 from tests.training.toy import toy
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_trainer_is_measured_beside_the_bare_model(tmp_path):
@@ -55,6 +58,29 @@ def test_the_sweep_counts_states_and_renders_records(tmp_path):
     assert (tmp_path / "recall-tiny.png").stat().st_size > 10_000
     with pytest.raises(SystemExit, match="no record at scale paper"):
         recall.render(tmp_path, "paper", tmp_path)
+
+
+def test_the_recorded_sweep_is_complete_and_rendered_from_its_records():
+    found = recall.points(ROOT / "results", "cpu")
+    wanted = [(t, a, w) for t in recall.TASKS for a in recall.ATTENTIONS for w in recall.WIDTHS["cpu"]]
+    assert sorted((p["task"], p["attention"], p["width"]) for p in found) == sorted(wanted)
+    report = (ROOT / "benchmarks/reports/recall-cpu.md").read_text()
+    assert report == recall.to_markdown(found, "cpu", "recall-cpu.png")
+    assert not any(p["record"]["commit"]["dirty"] for p in found)
+    for task in recall.TASKS:
+        score = {(p["attention"], p["width"]): p["accuracy"] for p in found if p["task"] == task}
+        assert score["softmax", 64] > 0.95, "else what the others lack need not be their state"
+        assert score["cosformer", 8] < score["cosformer", 64] - 0.2
+
+
+def test_recorded_learning_is_rendered_from_its_records():
+    records = files.lines(ROOT / "results/learning-tiny.jsonl")
+    pairs = [(r["task"], r["mechanism"]) for r in records]
+    assert sorted(set(pairs)) == sorted(pairs)
+    assert {m for _, m in pairs} == {"softmax", "cosformer"}
+    assert not any(r["commit"]["dirty"] for r in records)
+    absent = sorted({*recipes.names()} - {task for task, _ in pairs})
+    assert (ROOT / "results/learning-tiny.md").read_text() == learning.to_markdown(records, absent, "tiny")
 
 
 def test_the_scale_of_one_core_has_its_own_settings():
