@@ -46,7 +46,12 @@ def learning() -> str:
         first = next(iter(own.values()))
         metric = first["metric"]["name"]
         rows.append(
-            [task, metric, f"{first['chance'][metric]:.3f}", *(_score(own[n], metric) for n in attentions)]
+            [
+                task,
+                metric,
+                f"{first['chance'][metric]:.3f}",
+                *(_score(own[n], metric) if n in own else "-" for n in attentions),
+            ]
         )
     return markdown(("task", "metric", "chance", *attentions), rows)
 

@@ -82,6 +82,7 @@ def test_figure_and_table_are_those_of_the_newest_records():
     assert made["FIGURE"].read_text() == made["figure"](), "run python docs/render_readme.py"
     text = made["README"].read_text()
     assert text == made["readme"](text), "run python docs/render_readme.py"
+    assert text.count(made["BEGIN"]) == text.count(made["END"]) == 1
 
 
 def test_the_tables_of_runs_are_those_of_the_records():
@@ -89,7 +90,6 @@ def test_the_tables_of_runs_are_those_of_the_records():
     text = made["PAGE"].read_text()
     assert text == made["page"](text), "run python docs/render_results.py"
     assert "| associative recall |" in text
-    assert text.count(made["BEGIN"]) == text.count(made["END"]) == 1
 
 
 def test_the_command_is_installed_by_name():
