@@ -17,8 +17,10 @@ BASE = Table(
         "task_settings": {
             "length": 64, "tokens": "bpe", "bpe_size": 4096, "bpe_corpus": "wikitext2", "official": False,
         },
-        "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 200, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 100, "save_every": 100,
+        "model": {
+            "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.1,
+        },
+        "steps": 300, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 50, "save_every": 150,
         "eval_batch": 250, "data": "loader",
     },
     small={

@@ -12,9 +12,11 @@ TABLE = Table(
     task="image",
     shared={"model": {"position": "learned"}},
     tiny={
-        "task_settings": {"official": False},
-        "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 60, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 60, "save_every": 30,
+        "task_settings": {"side": 8, "official": False},
+        "model": {
+            "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.1,
+        },
+        "steps": 500, "batch": 64, "learning_rate": 3e-3, "warmup": 30, "eval_every": 250, "save_every": 250,
         "eval_batch": 250,
     },
     small={

@@ -12,7 +12,7 @@ TABLE = Table(
     tiny={
         "task_settings": {
             "min_length": 5, "max_length": 32, "max_depth": 4, "max_args": 4,
-            "train_rows": 4000, "valid_rows": 200, "test_rows": 200,
+            "train_rows": 4000, "valid_rows": 200, "test_rows": 1000,
         },
         "model": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
         "steps": 300, "batch": 64, "learning_rate": 2e-3, "warmup": 30, "eval_every": 100, "save_every": 100,

@@ -11,8 +11,10 @@ TABLE = Table(
     shared={"model": {"position": "learned"}},
     tiny={
         "task_settings": {"length": 256, "official": False},
-        "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 100, "batch": 32, "learning_rate": 3e-3, "warmup": 10, "eval_every": 50, "save_every": 50,
+        "model": {
+            "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.15,
+        },
+        "steps": 240, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 120, "save_every": 120,
         "eval_batch": 100,
     },
     small={

@@ -11,8 +11,10 @@ TABLE = Table(
     shared={"model": {"position": "learned"}},
     tiny={
         "task_settings": {"length": 256, "official": False},
-        "model": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 200, "batch": 32, "learning_rate": 5e-3, "warmup": 20, "eval_every": 100, "save_every": 100,
+        "model": {
+            "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.15,
+        },
+        "steps": 300, "batch": 64, "learning_rate": 5e-3, "warmup": 20, "eval_every": 150, "save_every": 150,
         "eval_batch": 250, "data": "loader",
     },
     small={

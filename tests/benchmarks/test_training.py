@@ -1,14 +1,20 @@
 """The benchmarks of training: what they measure, and what they render."""
 
+import math
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks import learning, recall, training
 from cosformer import tasks
-from cosformer.training import files
+from cosformer.tasks.metrics import Accuracy, BitsPerCharacter
+from cosformer.training import files, recipes
 from tests.training.conftest import _toy  # noqa: F401 (a fixture)
 from tests.training.toy import recall as tiny_recall
 from tests.training.toy import toy
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_trainer_is_measured_beside_the_bare_model(tmp_path):
@@ -36,17 +42,57 @@ def test_the_sweep_counts_states_and_renders_records(tmp_path):
         assert sizes["softmax", width] == layers * heads * 2 * d * length, "keys and values"
     for number, run in enumerate([*planned, planned[0]]):
         metric = {"test": {"accuracy": number / 10, "exact": 0.0}}
-        record = {"id": str(number), "settings": run.to_dict(), "metric": metric}
+        record = {
+            "id": str(number), "settings": run.to_dict(), "metric": metric, "threads": 1,
+            "hardware": {"cpu": "a CPU"}, "commit": {"id": "c" * 40},
+        }  # fmt: skip
         files.append_once(tmp_path / f"{run.task}.jsonl", record, "id")
     found = recall.points(tmp_path, "tiny")
     assert len(found) == 8
     newest = next(p for p in found if (p["task"], p["attention"], p["width"]) == ("mqar", "cosformer", 32))
     assert newest["accuracy"] == 0.8, "of two records of the same run the later one counts"
     recall.render(tmp_path, "tiny", tmp_path)
-    assert "| softmax | 64 |" in (tmp_path / "recall-tiny.md").read_text().replace("  ", " ")
+    text = (tmp_path / "recall-tiny.md").read_text().replace("  ", " ")
+    assert "| softmax | 64 |" in text
+    assert "--scale tiny`, on a CPU, 1 thread; commit cccccccccc." in text
     assert (tmp_path / "recall-tiny.png").stat().st_size > 10_000
     with pytest.raises(SystemExit, match="no record at scale paper"):
         recall.render(tmp_path, "paper", tmp_path)
+
+
+def test_the_recorded_sweep_is_complete_and_rendered_from_its_records():
+    found = recall.points(ROOT / "results", "cpu")
+    wanted = [(t, a, w) for t in recall.TASKS for a in recall.ATTENTIONS for w in recall.WIDTHS["cpu"]]
+    assert sorted((p["task"], p["attention"], p["width"]) for p in found) == sorted(wanted)
+    report = (ROOT / "benchmarks/reports/recall-cpu.md").read_text()
+    assert report == recall.to_markdown(found, "cpu", "recall-cpu.png")
+    assert not any(p["record"]["commit"]["dirty"] for p in found)
+    for task in recall.TASKS:
+        score = {(p["attention"], p["width"]): p["accuracy"] for p in found if p["task"] == task}
+        assert score["softmax", 64] > 0.95, "else what the others lack need not be their state"
+        assert score["cosformer", 8] < score["cosformer", 64] - 0.2
+
+
+def test_recorded_learning_is_rendered_from_its_records():
+    records = files.lines(ROOT / "results/learning-tiny.jsonl")
+    pairs = [(r["task"], r["mechanism"]) for r in records]
+    assert sorted(set(pairs)) == sorted(pairs)
+    assert {m for _, m in pairs} == {"softmax", "cosformer"}
+    assert not any(r["commit"]["dirty"] for r in records)
+    absent = sorted({*recipes.names()} - {task for task, _ in pairs})
+    assert (ROOT / "results/learning-tiny.md").read_text() == learning.to_markdown(records, absent, "tiny")
+
+
+def test_the_scale_of_one_core_has_its_own_settings():
+    planned = recall.runs("cpu", ["relu"], recall.WIDTHS["cpu"], seed=0)
+    assert [(r.task, r.model["hidden_size"]) for r in planned] == [
+        (task, width) for task in ("mqar", "copy") for width in (8, 16, 32, 64)
+    ]
+    assert {(r.scale, r.device, r.model["num_attention_heads"]) for r in planned} == {("cpu", "cpu", 1)}
+
+
+def score(task):
+    return task.metric.score(learning.counted(task))
 
 
 def test_chance_is_what_counting_scores():
@@ -54,24 +100,54 @@ def test_chance_is_what_counting_scores():
     data = task.dataset("test")
     ones = sum(int(data[i]["labels"]) for i in range(101)) / 101
     train_ones = sum(int(task.dataset("train")[i]["labels"]) for i in range(101)) / 101
-    assert learning.chance(task)["accuracy"] == pytest.approx(ones if train_ones > 0.5 else 1 - ones)
+    assert score(task)["accuracy"] == pytest.approx(ones if train_ones > 0.5 else 1 - ones)
     run = tiny_recall()
-    by_counting = learning.chance(tasks.build("mqar", **run.task_settings))
-    assert 0 < by_counting["accuracy"] < 0.5
-    for name, better in (("accuracy", 0.3), ("bits", 0.1)):
-        record = {
-            "metric": {"name": name, "higher_is_better": name == "accuracy", "test": {name: better}},
-            "chance": {name: 0.2},
-        }
-        assert learning.learned(record)
-        record["metric"]["test"][name] = 0.2
-        assert not learning.learned(record)
+    assert 0 < score(tasks.build("mqar", **run.task_settings))["accuracy"] < 0.5
 
 
 def test_chance_of_a_language_model_is_its_unigram_entropy(tiny_text):
     """Equal frequencies of four letters: two bits each."""
     task = tasks.build("enwik8", official=False, length=32)
-    assert learning.chance(task)["bits_per_character"] == pytest.approx(2, abs=0.05)
+    assert score(task)["bits_per_character"] == pytest.approx(2, abs=0.05)
+
+
+@pytest.mark.parametrize(("right", "learned"), [(140, True), (112, False), (100, False), (60, False)])
+def test_a_task_is_learned_where_the_margin_is_no_accident(right, learned):
+    """Of 200 labels, half are 1 and chance says 1 everywhere: a difference of two independent shares of one
+    half has a standard error of sqrt(1/2 / 200) = 0.05."""
+    label = torch.arange(200) % 2
+    predicted = torch.where(torch.arange(200) < right, label, 1 - label)
+    own, chance = torch.stack([predicted, label], -1), torch.stack([torch.ones(200), label], -1)
+    found = learning.margin(Accuracy(), own, chance)
+    assert found["better_by"] == pytest.approx(right / 200 - 0.5)
+    assert found["standard_error"] == pytest.approx(0.05, abs=0.006)
+    assert found["rows"] == 200
+    assert learning.learned({"margin": found}) == learned
+
+
+def test_less_is_better_where_the_metric_says_so():
+    bits = torch.tensor([[10.0, 4, 1]]).repeat(50, 1)
+    more = bits * torch.tensor([2.0, 1, 1])
+    found = learning.margin(BitsPerCharacter(), bits, more)
+    assert found["better_by"] == pytest.approx(10 / 4 / math.log(2))
+    assert learning.margin(BitsPerCharacter(), more, bits)["better_by"] == -found["better_by"]
+
+
+def test_the_table_has_the_newest_records_and_names_what_failed():
+    def record(task, commit, by):
+        return {
+            "task": task, "mechanism": "softmax", "seed": 0, "steps": 1000, "threads": 1, "wall_time_s": 9.7,
+            "metric": {"name": "accuracy", "test": {"accuracy": 0.5 + by}}, "chance": {"accuracy": 0.5},
+            "margin": {"better_by": by, "standard_error": 0.01, "rows": 2000}, "hardware": {"cpu": "a CPU"},
+            "commit": {"id": commit},
+        }  # fmt: skip
+
+    records = [record("copy", "a" * 40, 0.0), record("copy", "b" * 40, 0.3), record("rte", "b" * 40, 0.015)]
+    text = learning.to_markdown(records, ["qqp"], "tiny").replace("  ", " ")
+    assert "seed 0, on a CPU with 1 thread, commit bbbbbbbbbb." in text
+    assert "0.8000" in text
+    assert "Not learned in this time: rte with softmax." in text
+    assert "Left out, for their files were not there: qqp." in text
 
 
 @pytest.fixture

@@ -85,6 +85,13 @@ def test_figure_and_table_are_those_of_the_newest_records():
     assert text.count(made["BEGIN"]) == text.count(made["END"]) == 1
 
 
+def test_the_tables_of_runs_are_those_of_the_records():
+    made = runpy.run_path(str(ROOT / "docs" / "render_results.py"))
+    text = made["PAGE"].read_text()
+    assert text == made["page"](text), "run python docs/render_results.py"
+    assert "| associative recall |" in text
+
+
 def test_the_command_is_installed_by_name():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"cosformer": "cosformer.cli:main"}

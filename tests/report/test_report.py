@@ -52,6 +52,21 @@ def test_runs_are_averaged_over_seeds():
     assert [row[:3] for row in table.rows] == [["cosformer", "0.75 ± 0.05", "2"], ["softmax", "0.9", "1"]]
 
 
+def test_runs_of_other_settings_are_not_averaged():
+    """A sweep over widths: as many rows, named by what differs, and a line through their points."""
+    found = [
+        run_record("cosformer", seed, accuracy)
+        | {"settings": {"seed": seed, "model": {"hidden_size": width}}}
+        for width, seed, accuracy in ((8, 0, 0.5), (8, 1, 0.7), (64, 0, 1.0))
+    ]
+    (section,) = results.sections(found)
+    table = next(b for b in section.blocks if isinstance(b, Table))
+    assert [row[:3] for row in table.rows] == [
+        ["cosformer, hidden_size 8", "0.6 ± 0.1", "2"],
+        ["cosformer, hidden_size 64", "1", "1"],
+    ]
+
+
 def test_scales_are_kept_apart():
     found = [run_record("cosformer", 0, 0.8), run_record("cosformer", 0, 0.4) | {"scale": "small"}]
     (section,) = results.sections(found)

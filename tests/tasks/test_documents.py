@@ -106,6 +106,20 @@ def test_image_order():
     assert train[0]["input_ids"].shape == (1024,)
 
 
+@pytest.mark.parametrize("side", [8, 16])
+def test_smaller_pictures_are_means_of_blocks(side):
+    tiny.cifar()
+    small = tasks.build("image", side=side, official=False)
+    rows, original = small.dataset("test"), tasks.build("image", official=False).dataset("test")
+    assert small.length == side**2
+    block = 32 // side
+    for row, picture in zip(rows, original.pictures, strict=True):
+        found = row["input_ids"].reshape(side, side).numpy()
+        assert found[1, 2] == int(picture[block : 2 * block, 2 * block : 3 * block].mean())
+    with pytest.raises(ValueError, match="side must be a divisor of 32, but got 12"):
+        tasks.build("image", side=12)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "expected"),
     [

@@ -10,11 +10,16 @@ from cosformer.tasks import pathfinder, png
 from cosformer.tasks.pathfinder_drawing import draw
 from cosformer.tasks.pathfinder_snakes import Snakes, distances
 
-NAMES = ["pathfinder", "pathx"]
+STIMULI = {
+    "pathfinder": tasks.build("pathfinder").stimulus,
+    "pathx": tasks.build("pathx").stimulus,
+    "toy": tasks.build("pathfinder", side=8).stimulus,
+}
+NAMES = list(STIMULI)
 
 
 def scene(name, count, seed=0):
-    stimulus = tasks.get(name).stimulus
+    stimulus = STIMULI[name]
     return stimulus, *pathfinder.scenes(stimulus, seed, 0, count)
 
 
@@ -44,7 +49,7 @@ def test_no_snake_comes_as_near_to_another_as_its_own_paddles_are(name):
     np.testing.assert_allclose(apart[:, neighbours], stimulus.gap, atol=1e-9)
     # Between the rims, not the middle lines: what is dark between two snakes is wider than any gap.
     assert apart[:, ~same].min() - stimulus.thickness > 1.1 * stimulus.gap
-    assert apart[:, same & ~neighbours & ~np.eye(len(owner), dtype=bool)].min() > stimulus.gap
+    assert apart[:, same & ~neighbours & ~np.eye(len(owner), dtype=bool)].min(initial=np.inf) > stimulus.gap
 
 
 def grown(mask, radius):
@@ -72,7 +77,7 @@ def connected(mask, start, end):
     return False
 
 
-@pytest.mark.parametrize(("name", "zoom", "count"), [("pathfinder", 8, 12), ("pathx", 4, 4)])
+@pytest.mark.parametrize(("name", "zoom", "count"), [("pathfinder", 8, 12), ("pathx", 4, 4), ("toy", 16, 12)])
 def test_the_label_follows_from_the_picture(name, zoom, count):
     """One who sees the picture large closes the gaps between paddles, and follows the line."""
     stimulus, snakes, discs, labels = scene(name, count)
@@ -107,6 +112,13 @@ def test_discs_lie_on_tips_of_long_snakes(name):
     inside = stimulus.border + stimulus.disc
     assert discs.min() >= inside - 1e-9
     assert discs.max() <= stimulus.side - inside + 1e-9
+
+
+def test_other_sides_are_refused():
+    with pytest.raises(ValueError, match="side must be 32 or 8, but got 16"):
+        tasks.build("pathfinder", side=16)
+    with pytest.raises(ValueError, match="side must be 128, but got 32"):
+        tasks.build("pathx", side=32)
 
 
 def test_turns_are_as_likely_as_published():

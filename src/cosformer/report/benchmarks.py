@@ -1,4 +1,5 @@
-"""Benchmark records as sections: the operator on a GPU and on a CPU, the attentions, generation, training."""
+"""Benchmark records as sections: the operator on a GPU and on a CPU, the attentions, generation, training,
+and the generators of data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
         ("cosformer attention benchmark", attentions),
         ("cosformer generation benchmark", generation),
         ("cosformer training benchmark", training),
+        ("cosformer tasks benchmark", generators),
     ):
         newest = latest(records, kind)
         if newest is not None:
@@ -165,6 +167,23 @@ def training(record: Record) -> Section:
     note = "Bare is forward and backward alone over the same batches; trained is everything a run does."
     return Section(
         f"Training: {hardware_words(record)}", [Table(header, rows, note), _source(record)], "training"
+    )
+
+
+def generators(record: Record) -> Section:
+    rows = [
+        [name, " / ".join(f"{n:,}" for n in t["rows"].values()), str(t["cores"]), seconds(t["seconds"])]
+        for name, t in record["tasks"].items()
+    ]
+    judged = record["tasks"]["listops"]["judged"]
+    note = (
+        f"At {record['share']:.0%} of the published sizes. An independent evaluator denies "
+        f"{judged['denied']:,} of {judged['labels']:,} labels of ListOps; distributions beside the published "
+        "ones are in the full report."
+    )
+    header = ["task", "train / valid / test", "cores", "time"]
+    return Section(
+        f"Generated tasks: {hardware_words(record)}", [Table(header, rows, note), _source(record)], "tasks"
     )
 
 

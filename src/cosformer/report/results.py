@@ -1,5 +1,6 @@
 """Finished runs as sections: for each task and scale one table of mechanisms, and scores against speed."""
 
+import json
 from collections.abc import Sequence
 from statistics import mean
 from typing import Any
@@ -8,6 +9,9 @@ from cosformer.report.document import Block, Line, Plot, Section, Table, Text, c
 from cosformer.terminal import size
 
 Record = dict[str, Any]
+
+# Of a run's settings: what may differ between two runs of the same experiment.
+_NO_MATTER = ("seed", "attention", "device", "data", "workers", "keep", "log_every", "save_every")
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
@@ -26,18 +30,22 @@ def _task(task: str, records: list[Record]) -> Section:
 def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
     names = {r["mechanism"] for r in records}
     mechanisms = sorted(names, key=lambda m: (m != "cosformer", m != "softmax", m))
-    of = {m: [r for r in records if r["mechanism"] == m] for m in mechanisms}
+    of = {m: _alike([r for r in records if r["mechanism"] == m]) for m in mechanisms}
     metrics = list(dict.fromkeys(name for r in records for name in r["metric"]["test"]))
     header = ["attention", *metrics, "runs", "steps", "parameters", "tokens/s", "peak memory"]
     better = "higher" if records[0]["metric"].get("higher_is_better") else "lower"
     caption = (
-        f"Scale {scale}, test split; {better} {metrics[0]} is better. Means over runs; behind ± half "
-        "the distance between the best and the worst of them."
+        f"Scale {scale}, test split; {better} {metrics[0]} is better. Means over runs of the same settings; "
+        "behind ± half the distance between the best and the worst of them."
     )
-    blocks: list[Block] = [Table(header, [_row(m, of[m], metrics) for m in mechanisms], caption)]
-    lines = [
-        Line(m, [point], colour_of(m, mechanisms)) for m in mechanisms if (point := _point(of[m], metrics[0]))
+    rows = [
+        _row(f"{m}, {words}" if words else m, own, metrics)
+        for m in mechanisms
+        for words, own in of[m].items()
     ]
+    blocks: list[Block] = [Table(header, rows, caption)]
+    points = {m: [p for own in of[m].values() if (p := _point(own, metrics[0]))] for m in mechanisms}
+    lines = [Line(m, sorted(points[m]), colour_of(m, mechanisms)) for m in mechanisms if points[m]]
     if len(lines) > 1:
         blocks.append(
             Plot(
@@ -53,16 +61,35 @@ def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
     return blocks
 
 
+def _alike(records: list[Record]) -> dict[str, list[Record]]:
+    """Runs that differ in nothing but their seeds, by the words for what sets them apart from the others."""
+    settings = [_flat(r.get("settings", {})) for r in records]
+    known = dict.fromkeys(name for own in settings for name in own)
+    differ = [name for name in known if len({json.dumps(own.get(name)) for own in settings}) > 1]
+    found: dict[str, list[Record]] = {}
+    for record, own in zip(records, settings, strict=True):
+        words = ", ".join(f"{name} {own[name]}" for name in differ if name in own)
+        found.setdefault(words, []).append(record)
+    return found
+
+
+def _flat(settings: Record) -> Record:
+    """Settings with those of model and task among them, without what does not change an experiment."""
+    parts = ("model", "task_settings")
+    own = {name: v for name, v in settings.items() if name not in (*parts, *_NO_MATTER)}
+    return own | {name: v for part in parts for name, v in settings.get(part, {}).items()}
+
+
 def _point(records: list[Record], metric: str) -> tuple[float, float] | None:
     speeds = [r["tokens_per_s"] for r in records if r.get("tokens_per_s")]
     scores = [r["metric"]["test"][metric] for r in records if metric in r["metric"]["test"]]
     return (mean(speeds), mean(scores)) if speeds and scores else None
 
 
-def _row(mechanism: str, records: list[Record], metrics: list[str]) -> list[str]:
+def _row(name: str, records: list[Record], metrics: list[str]) -> list[str]:
     tests = [r["metric"]["test"] for r in records]
     return [
-        mechanism,
+        name,
         *(_spread([t[m] for t in tests if t.get(m) is not None]) for m in metrics),
         f"{len(records)}",
         _range([r.get("steps") for r in records]),

@@ -21,6 +21,13 @@ from cosformer.tasks.registry import register
 from cosformer.tasks.synthetic import sizes
 
 _PER_JOB = 256  # part of what a seed means: with another number the same seed would give other pictures
+_TOY = Stimulus(
+    side=8, paddles=2, paddle_length=1.0, gap=0.5, border=0.5, disc=0.75, apart=4.5, distractors=0, cells=4
+)
+_PATH_X = Stimulus(
+    side=128, paddle_length=5.0, thickness=1.5, gap=2.0, border=3.0, disc=3.0, apart=20.0, continuity=1.8,
+    distractors=20, cells=1,
+)  # fmt: skip
 
 
 @register("pathfinder")
@@ -38,10 +45,13 @@ class Pathfinder(Task):
     one snake do, so that the label follows from the picture; `contact_sheet` shows some.
 
     Args:
+        side: pixels along an edge: 32, as published, or 8, a toy that a CPU begins to learn in a minute: two
+            snakes of two paddles, no distractors.
         train_rows, valid_rows, test_rows: sizes of the splits.
         seed: of the generator.
     """
 
+    side: int = 32
     train_rows: int = 160_000
     valid_rows: int = 20_000
     test_rows: int = 20_000
@@ -53,11 +63,20 @@ class Pathfinder(Task):
     vocab_size = 256
     num_labels = 2
     pad_token_id = None
-    stimulus: ClassVar[Stimulus] = Stimulus()
+    stimuli: ClassVar[dict[int, Stimulus]] = {32: Stimulus(), 8: _TOY}
+
+    def __post_init__(self) -> None:
+        if self.side not in self.stimuli:
+            known = " or ".join(map(str, self.stimuli))
+            raise ValueError(f"side must be {known}, but got {self.side!r}.")
+
+    @property
+    def stimulus(self) -> Stimulus:
+        return self.stimuli[self.side]
 
     @property
     def length(self) -> int:
-        return self.stimulus.side**2
+        return self.side**2
 
     def dataset(self, split: Split) -> PictureRows:
         counts = {s: sizes(self, s) for s in SPLITS}
@@ -87,21 +106,15 @@ class PathX(Pathfinder):
 
     Provenance: generated as Pathfinder is, with the settings published for 128 x 128, hard: 160,000 / 20,000
     / 20,000 pictures (3.3 GB in the cache).
+
+    Args:
+        side: pixels along an edge: 128.
     """
 
+    side: int = 128
+
     title = "Path-X"
-    stimulus: ClassVar[Stimulus] = Stimulus(
-        side=128,
-        paddle_length=5.0,
-        thickness=1.5,
-        gap=2.0,
-        border=3.0,
-        disc=3.0,
-        apart=20.0,
-        continuity=1.8,
-        distractors=20,
-        cells=1,
-    )
+    stimuli: ClassVar[dict[int, Stimulus]] = {128: _PATH_X}
 
 
 def pictures_of(stimulus: Stimulus, seed: int, job: int, count: int) -> tuple[Array, Array]:

@@ -1,6 +1,6 @@
 """Scoring a split: every sample once, whatever the batch size and the number of processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ def score(
     )
     stretch = -(-len(source) // processes)
     own = range(min(process * stretch, len(source)), min((process + 1) * stretch, len(source)))
-    rows = _rows(model, task, source.evaluation(own, batch), precision, device)
+    rows = statistics(model, task, source.evaluation(own, batch), precision=precision, device=device)
     if processes > 1:
         rows = _gathered(rows, stretch, accelerator)[: len(source)]
     if len(rows) != len(source):
@@ -37,9 +37,10 @@ def score(
     return task.metric.score(rows.cpu())
 
 
-def _rows(
-    model: Any, task: Task, batches: Iterator[dict[str, Tensor]], precision: str, device: torch.device
+def statistics(
+    model: Any, task: Task, batches: Iterable[dict[str, Tensor]], *, precision: str, device: torch.device
 ) -> Tensor:
+    """What the metric keeps of each sample, float64 [samples, k]: a score, or its error, is made of these."""
     extra = {"use_cache": False} if task.head == "causal_lm" else {}  # a state that nobody would read
     # A decoder reads its target, behind the start token; the others would only compute a loss.
     hidden = () if task.head == "conditional_generation" else ("labels",)

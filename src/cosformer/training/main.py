@@ -114,16 +114,25 @@ def train(
 
 def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) -> dict[str, float]:
     """Scores a split with the best weights of a run's folder; the batch size does not change the score."""
+    task, rows = statistics(folder, split, batch)
+    return task.metric.score(rows)
+
+
+def statistics(
+    folder: str | Path, split: str = "test", batch: int | None = None
+) -> tuple[Task, torch.Tensor]:
+    """The task of a run's folder, and what its metric keeps of each sample of a split, with the best
+    weights: float64 [samples, k] on the CPU."""
     folder = Path(folder)
     run = Run.from_dict(files.read_json(_file(folder, _RUN))["run"])
     task = tasks.build(run.task, **run.task_settings)
     device = torch.device(device_of(run))
     net = model.HEADS[task.head](model.configuration(run, task))
     load_model(net, best(folder) / "model.safetensors")
-    return evaluation.score(
-        net.to(device).eval(), task, source(run, task, split, device), batch=batch or run.eval_batch,
-        precision=run.precision, device=device,
-    )  # fmt: skip
+    samples = source(run, task, split, device)
+    batches = samples.evaluation(range(len(samples)), batch or run.eval_batch)
+    rows = evaluation.statistics(net.to(device).eval(), task, batches, precision=run.precision, device=device)
+    return task, rows.cpu()
 
 
 def best(folder: str | Path) -> Path:
