@@ -49,6 +49,12 @@ def rows() -> Iterator[tuple[str, list[float], Any, str]]:
             dim=64,
         )
         yield f"{chip}, {mode}, forward and backward, T = {length:,}", found, seconds, "¹"
+    model = newest("language model benchmark")
+    steps = {m["attention"]: m["step_s"] for m in model["measured"]}
+    words = (
+        f"{hardware_words(model)}, a training step of a language model, T = {model['settings']['length']:,}"
+    )
+    yield words, [steps["cosformer"], steps["softmax"]], seconds, "⁴"
     for length in (256, 4096, 16384):
         found = pair(
             cpu["timings"], ("cosformer", "sdpa"), "median_s", mode="causal", phase=PHASE, length=length

@@ -27,6 +27,7 @@ def sections(records: Sequence[Record]) -> list[Section]:
         ("cosformer operator benchmark on a GPU", gpu),
         ("cosformer operator benchmark", cpu),
         ("cosformer attention benchmark", attentions),
+        ("cosformer language model benchmark", language_model),
         ("cosformer generation benchmark", generation),
         ("cosformer training benchmark", training),
         ("cosformer tasks benchmark", generators),
@@ -167,6 +168,24 @@ def training(record: Record) -> Section:
     note = "Bare is forward and backward alone over the same batches; trained is everything a run does."
     return Section(
         f"Training: {hardware_words(record)}", [Table(header, rows, note), _source(record)], "training"
+    )
+
+
+def language_model(record: Record) -> Section:
+    made = record["settings"]
+    rows = [
+        [m["attention"], seconds(m["step_s"]), f"{m['tokens_per_s']:,.0f}", f"{m['attention_share']:.0%}"]
+        for m in record["measured"]
+    ]
+    note = (
+        f"{made['layers']} layers, width 768, {made['batch']} texts of {made['length']:,} tokens, bfloat16, "
+        "compiled. The share is attention's forward and backward alone, times the layers."
+    )
+    header = ["attention", "a training step", "tokens/s", "attention's share"]
+    return Section(
+        f"A language model: {hardware_words(record)}",
+        [Table(header, rows, note), _source(record)],
+        "language-model",
     )
 
 
