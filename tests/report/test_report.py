@@ -22,7 +22,7 @@ EVIL = '<script>alert(1)</script>" onload="x'
 
 def run_record(mechanism, seed, accuracy, **more):
     metric = {"name": "accuracy", "higher_is_better": True, "test": {"accuracy": accuracy}}
-    return {"task": "text", "mechanism": mechanism, "scale": "tiny", "seed": seed, "metric": metric, **more}
+    return {"task": "text", "mechanism": mechanism, "scale": "small", "seed": seed, "metric": metric, **more}
 
 
 def plot(*lines, **how):
@@ -34,7 +34,8 @@ def test_the_project_s_own_records(tmp_path):
     page, text = write(report(ROOT / "results", ROOT / "benchmarks/reports"), tmp_path)
     words = text.read_text()
     for record in records.runs(ROOT / "results"):
-        assert f"## {record['task']}\n" in words
+        tiny = record.get("scale") == results.SMALLEST
+        assert (f"| {record['task']} |" if tiny else f"## {record['task']}\n") in words
     kept = records.benchmarks(ROOT / "benchmarks/reports")
     for kind in {r["format"].rpartition(" ")[0] for r in kept}:
         assert f"From `{benchmarks.latest(kept, kind)['stem']}.json`" in words
@@ -53,7 +54,7 @@ def test_runs_are_averaged_over_seeds():
 
 
 def test_runs_of_other_settings_are_not_averaged():
-    """A sweep over widths: as many rows, named by what differs, and a line through their points."""
+    """A sweep over widths: as many rows, named by what differs."""
     found = [
         run_record("cosformer", seed, accuracy)
         | {"settings": {"seed": seed, "model": {"hidden_size": width}}}
@@ -68,10 +69,25 @@ def test_runs_of_other_settings_are_not_averaged():
 
 
 def test_scales_are_kept_apart():
-    found = [run_record("cosformer", 0, 0.8), run_record("cosformer", 0, 0.4) | {"scale": "small"}]
+    found = [run_record("cosformer", 0, 0.8), run_record("cosformer", 0, 0.4) | {"scale": "paper"}]
     (section,) = results.sections(found)
     tables = [b for b in section.blocks if isinstance(b, Table)]
     assert [t.rows[0][1] for t in tables] == ["0.4", "0.8"]
+
+
+def test_the_smallest_scale_is_one_table():
+    chance = {"chance": {"accuracy": 0.5}}
+    tiny = [
+        run_record(m, 0, x) | {"scale": "tiny"} | chance for m, x in (("softmax", 0.9), ("cosformer", 0.8))
+    ]
+    other = run_record("softmax", 0, 0.7) | {"scale": "tiny", "task": "image"}
+    *_, section = results.sections([*tiny, other, run_record("cosformer", 0, 0.95)])
+    (table,) = (b for b in section.blocks if isinstance(b, Table))
+    assert table.header == ["task", "test", "cosformer", "softmax", "by counting"]
+    assert table.rows == [
+        ["image", "accuracy, higher is better", "-", "0.7", "-"],
+        ["text", "accuracy, higher is better", "0.8", "0.9", "0.5"],
+    ]
 
 
 def test_scores_are_drawn_against_speed():

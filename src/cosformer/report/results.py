@@ -1,4 +1,5 @@
-"""Finished runs as sections: for each task and scale one table of mechanisms, and scores against speed."""
+"""Finished runs as sections: for each task and scale one table of mechanisms, and scores against speed; and
+one table for all tasks at the smallest scale, which shows that they learn and nothing more."""
 
 import json
 from collections.abc import Sequence
@@ -14,10 +15,45 @@ Record = dict[str, Any]
 _NO_MATTER = ("seed", "attention", "device", "data", "workers", "keep", "log_every", "save_every")
 
 
+SMALLEST = "tiny"
+
+
 def sections(records: Sequence[Record]) -> list[Section]:
     """Scales are different experiments: they share a section, but no row."""
-    tasks = sorted({r["task"] for r in records})
-    return [_task(task, [r for r in records if r["task"] == task]) for task in tasks]
+    smallest = [r for r in records if r.get("scale") == SMALLEST]
+    others = [r for r in records if r.get("scale") != SMALLEST]
+    tasks = sorted({r["task"] for r in others})
+    made = [_task(task, [r for r in others if r["task"] == task]) for task in tasks]
+    return [*made, _smallest(smallest)] if smallest else made
+
+
+def _smallest(records: list[Record]) -> Section:
+    mechanisms = _in_order({r["mechanism"] for r in records})
+    rows = []
+    for task in sorted({r["task"] for r in records}):
+        own = [r for r in records if r["task"] == task]
+        metric, chance = own[0]["metric"]["name"], own[0].get("chance", {})
+        better = "higher" if own[0]["metric"].get("higher_is_better") else "lower"
+        tests = {m: [r["metric"]["test"] for r in own if r["mechanism"] == m] for m in mechanisms}
+        scores = {m: [t[metric] for t in tests[m] if t.get(metric) is not None] for m in mechanisms}
+        rows.append(
+            [
+                task, f"{metric}, {better} is better", *(_spread(scores[m]) for m in mechanisms),
+                f"{chance[metric]:.4g}" if metric in chance else "-",
+            ]
+        )  # fmt: skip
+    caption = (
+        "Small models, trained for seconds on a CPU: whether a task can be learned at all, not how well. By "
+        "counting: what a predictor scores that knows only how often each answer is right."
+    )
+    header = ["task", "test", *mechanisms, "by counting"]
+    return Section(
+        f"Every task at scale {SMALLEST}", [Table(header, rows, caption), Text(_made_with(records))], SMALLEST
+    )
+
+
+def _in_order(names: set[str]) -> list[str]:
+    return sorted(names, key=lambda m: (m != "cosformer", m != "softmax", m))
 
 
 def _task(task: str, records: list[Record]) -> Section:
@@ -28,8 +64,7 @@ def _task(task: str, records: list[Record]) -> Section:
 
 
 def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
-    names = {r["mechanism"] for r in records}
-    mechanisms = sorted(names, key=lambda m: (m != "cosformer", m != "softmax", m))
+    mechanisms = _in_order({r["mechanism"] for r in records})
     of = {m: _alike([r for r in records if r["mechanism"] == m]) for m in mechanisms}
     metrics = list(dict.fromkeys(name for r in records for name in r["metric"]["test"]))
     header = ["attention", *metrics, "runs", "steps", "parameters", "tokens/s", "peak memory"]
@@ -44,6 +79,8 @@ def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
         for words, own in of[m].items()
     ]
     blocks: list[Block] = [Table(header, rows, caption)]
+    if any(len(own) > 1 for own in of.values()):
+        return blocks  # a sweep over settings: what it shows is not speed
     points = {m: [p for own in of[m].values() if (p := _point(own, metrics[0]))] for m in mechanisms}
     lines = [Line(m, sorted(points[m]), colour_of(m, mechanisms)) for m in mechanisms if points[m]]
     if len(lines) > 1:

@@ -12,7 +12,7 @@ PLOTS = "plots"
 def report(results_at: Path, benchmarks_at: Path) -> Document:
     """The document of all runs and benchmarks under two folders; either may be missing or empty."""
     runs, measured = records.runs(results_at), records.benchmarks(benchmarks_at)
-    parts: list[Section] = [*results.sections(runs), *benchmarks.sections(measured)]
+    parts: list[Section] = [*benchmarks.sections(measured), *results.sections(runs)]
     if not parts:
         parts = [Section("Nothing yet", [Text("No run has finished, and no benchmark was recorded.")])]
     tasks = len({r["task"] for r in runs})
