@@ -16,6 +16,7 @@ from cosformer import tasks
 from cosformer.cli import main
 from cosformer.demo import training
 from cosformer.demo.maps import attention_maps, most_concentrated
+from cosformer.demo.page import LENGTH_PLOTS
 from cosformer.demo.settings import MECHANISMS, TINY
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 
@@ -48,7 +49,11 @@ def test_everything_is_there(finished):
         assert len(record["maps"][name]) == TINY.layers
         assert record["samples"][name]
         assert f"{learned['bits']:.3f}" in page
-    assert page.count('class="plot"') == 6
+    # Of so little memory an idle allocator may hand out all: what grew by nothing is not drawn.
+    contexts = [c for name in MECHANISMS for c in record["costs"][name]["contexts"]]
+    drawn = [field for _, field, *_ in LENGTH_PLOTS if any(c[field] for c in contexts)]
+    assert {"seconds", "cache_bytes"} <= set(drawn)
+    assert page.count('class="plot"') == 2 + len(drawn)
     assert page.count("<img") == 2 * TINY.layers
 
 
