@@ -43,7 +43,7 @@ BASE = Table(
     },
 )  # fmt: skip
 
-# For `tiny` where two sentences are to be compared and rows are few: the base learns these by heart at once.
+# For `tiny` where two sentences are to be compared and rows are few: wider, and against learning by heart.
 COMPARED: Settings = {
     "model": {"hidden_size": 64, "position": "none", "initializer_range": 0.25, "dropout": 0.3},
     "steps": 200, "batch": 64, "learning_rate": 1e-3, "eval_every": 25,
