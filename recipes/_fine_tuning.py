@@ -6,7 +6,7 @@ Without `initial` a model learns its task from nothing. `paper`: ten passes at a
 usual for RoBERTa; the cosFormer paper does not say more.
 """
 
-from cosformer.training.recipes import Table
+from cosformer.training.recipes import Settings, Table
 
 BASE = Table(
     task="sst2",
@@ -43,10 +43,16 @@ BASE = Table(
     },
 )  # fmt: skip
 
+# For `tiny` where two sentences are to be compared and rows are few: wider, and against learning by heart.
+COMPARED: Settings = {
+    "model": {"hidden_size": 64, "position": "none", "initializer_range": 0.25, "dropout": 0.3},
+    "steps": 200, "batch": 64, "learning_rate": 1e-3, "eval_every": 25,
+}  # fmt: skip
 
-def table(task: str, rows: int, *, length: int = 256) -> Table:
+
+def table(task: str, rows: int, *, length: int = 256, tiny: Settings | None = None) -> Table:
     """For a task with so many training rows: ten passes over them, or the base's steps if those are fewer."""
-    changes = {}
+    changes: dict[str, Settings] = {"tiny": tiny or {}}
     for scale, base in (("small", BASE.small), ("paper", BASE.paper)):
         steps = min(10 * rows // base["batch"], base["steps"])
         changes[scale] = {

@@ -49,6 +49,24 @@ def test_short_papers_are_left_out():
     assert len(tasks.build("citations", official=False).dataset("train").documents) == before - 1
 
 
+def test_papers_in_pairs_of_bytes():
+    """The same pairs, in fewer tokens, that say the same."""
+    tiny.papers()
+    tiny.wikitext("wikitext-2")
+    plain = tasks.build("citations", official=False)
+    paired = tasks.build("citations", official=False, tokens="bpe", bpe_size=300)
+    assert plain.vocab_size < paired.vocab_size
+    assert plain.pad_token_id != paired.pad_token_id
+    for row, expected in zip(paired.dataset("valid"), plain.dataset("valid"), strict=True):
+        assert row["labels"] == expected["labels"]
+        for name in ("input_ids", "pair_input_ids"):
+            text = paired._vocabulary.decode(row[name].tolist())
+            assert text.encode() == bytes(expected[name].tolist())
+            assert len(row[name]) < len(expected[name])
+    with pytest.raises(ValueError, match="tokens must be one of bytes, bpe, but got 'words'"):
+        tasks.build("citations", tokens="words")
+
+
 def test_a_paper_that_is_there_twice():
     tiny.papers()
     tiny.write(

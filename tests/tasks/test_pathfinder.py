@@ -14,6 +14,7 @@ STIMULI = {
     "pathfinder": tasks.build("pathfinder").stimulus,
     "pathx": tasks.build("pathx").stimulus,
     "toy": tasks.build("pathfinder", side=8).stimulus,
+    "straighter toy": tasks.build("pathx", side=8).stimulus,
 }
 NAMES = list(STIMULI)
 
@@ -77,7 +78,10 @@ def connected(mask, start, end):
     return False
 
 
-@pytest.mark.parametrize(("name", "zoom", "count"), [("pathfinder", 8, 12), ("pathx", 4, 4), ("toy", 16, 12)])
+@pytest.mark.parametrize(
+    ("name", "zoom", "count"),
+    [("pathfinder", 8, 12), ("pathx", 4, 4), ("toy", 16, 12), ("straighter toy", 16, 12)],
+)
 def test_the_label_follows_from_the_picture(name, zoom, count):
     """One who sees the picture large closes the gaps between paddles, and follows the line."""
     stimulus, snakes, discs, labels = scene(name, count)
@@ -117,7 +121,7 @@ def test_discs_lie_on_tips_of_long_snakes(name):
 def test_other_sides_are_refused():
     with pytest.raises(ValueError, match="side must be 32 or 8, but got 16"):
         tasks.build("pathfinder", side=16)
-    with pytest.raises(ValueError, match="side must be 128, but got 32"):
+    with pytest.raises(ValueError, match="side must be 128 or 8, but got 32"):
         tasks.build("pathx", side=32)
 
 

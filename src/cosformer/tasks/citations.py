@@ -12,6 +12,9 @@ from cosformer.tasks.base import SPLITS, Split
 from cosformer.tasks.pairs import DocumentPairs, save_pairs
 from cosformer.tasks.ragged import RaggedWriter
 from cosformer.tasks.registry import register
+from cosformer.tasks.tokens import Vocabulary, vocabulary
+from cosformer.tasks.tokens import checked as checked_tokens
+from cosformer.tasks.tokens import identity as tokens_identity
 
 _PAPERS, _CITATIONS = 11_778, 23_420
 _SHORTEST = 500  # characters; shorter bodies are what is left of a paper that could not be read
@@ -41,16 +44,28 @@ class Citations(DocumentPairs):
     Args:
         official: whether the files must have the counts above.
         seed: of the pairs that are no citations.
+        tokens: "bytes", or "bpe": byte-pair encoding, with which a small model sees sooner what a paper is
+            about.
+        bpe_size: its tokens.
+        bpe_corpus: what it is learned from.
     """
 
     official: bool = True
     seed: int = 0
+    tokens: str = "bytes"
+    bpe_size: int = 16_384
+    bpe_corpus: str = "wikitext2"
 
     title = "Citations"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         flag("official", self.official)
+        checked_tokens(self.tokens, self.bpe_size)
+
+    @property
+    def _vocabulary(self) -> Vocabulary:
+        return vocabulary(self.tokens, self.bpe_size, self.bpe_corpus)
 
     def folder(self, split: Split) -> Path:
         papers = sources.find("citations/papers.jsonl", advice=_ADVICE)
@@ -60,21 +75,23 @@ class Citations(DocumentPairs):
             "files": [sources.identity(papers), sources.identity(citations)],
             "official": self.official,
             "seed": self.seed,
+            "tokens": tokens_identity(self.tokens, self.bpe_size, self.bpe_corpus),
         }
-        return cache.entry("citations", key, partial(_build, papers, citations, self.official, self.seed))
+        return cache.entry("citations", key, partial(_build, self, papers, citations))
 
 
-def _build(papers: Path, citations: Path, official: bool, seed: int, folder: Path) -> None:
+def _build(task: Citations, papers: Path, citations: Path, folder: Path) -> None:
+    tokens, official = task._vocabulary, task.official
     numbers: dict[str, int] = {}
     total = 0
-    with RaggedWriter(folder, "documents", 255) as writer:
+    with RaggedWriter(folder, "documents", tokens.ordinary[1] - 1) as writer:
         for line, record in sources.jsonl(papers, {"id": str, "text": str}):
             total += 1
             if record["id"] in numbers:
                 raise sources.bad(papers, line, f"paper {record['id']!r} is there twice")
             if len(record["text"]) >= _SHORTEST:
                 numbers[record["id"]] = len(numbers)
-                writer.add(record["text"].encode())
+                writer.add(next(tokens.encode([record["text"]])))
     sources.counted(papers, total, (_PAPERS,) if official else (), "papers")
     found = [tuple(fields) for _, fields in sources.tsv(citations, 2)]
     sources.counted(citations, len(found), (_CITATIONS,) if official else (), "citations")
@@ -84,7 +101,7 @@ def _build(papers: Path, citations: Path, official: bool, seed: int, folder: Pat
         links[a].add(b)
         links[b].add(a)
     belongs = _partition(links)
-    rng = random.Random(seed)
+    rng = random.Random(task.seed)
     for split in SPLITS:
         own = [(a, b) for a, b in pairs if belongs[a] == belongs[b] == split]
         rows = _rows(own, links, rng)

@@ -14,7 +14,8 @@ from cosformer.ops.checks import flag, positive_int
 from cosformer.tasks import cache, sources
 from cosformer.tasks.base import Row, Split, Task, checked_split, sequences
 from cosformer.tasks.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
-from cosformer.tasks.tokens import KINDS, Vocabulary, vocabulary
+from cosformer.tasks.tokens import Vocabulary, vocabulary
+from cosformer.tasks.tokens import checked as checked_tokens
 from cosformer.tasks.tokens import identity as tokens_identity
 
 Part = Literal["train", "test"]
@@ -68,11 +69,9 @@ class FineTuning(Task):
     def __post_init__(self) -> None:
         if positive_int("length", self.length) < 8:
             raise ValueError(f"length must be at least 8, but got {self.length}.")
-        positive_int("bpe_size", self.bpe_size)
+        checked_tokens(self.tokens, self.bpe_size)
         flag("official", self.official)
         checked_share(self.held_out)
-        if self.tokens not in KINDS:
-            raise ValueError(f"tokens must be one of {', '.join(KINDS)}, but got {self.tokens!r}.")
 
     @abstractmethod
     def path(self, part: Part) -> Path:

@@ -13,7 +13,7 @@ from cosformer.ops.checks import positive_int
 from cosformer.tasks.base import Row, Rows, Split, Task, checked_split, row_number, sequences
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.ragged import Ragged, load_numbers
-from cosformer.tasks.tokens import Bytes
+from cosformer.tasks.tokens import Bytes, Vocabulary
 
 
 class PairRows(Rows):
@@ -46,22 +46,32 @@ def save_pairs(folder: Path, split: Split, pairs: Sequence[tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class DocumentPairs(Task):
-    """Two documents, read byte by byte, each by itself.
+    """Two documents, each read by itself, byte by byte unless a task offers other tokens.
 
     Args:
-        length: the most bytes of each document; what is behind is left out.
+        length: the most tokens of each document; what is behind is left out.
     """
 
     length: int = 4000
 
     head = "pair_classification"
     metric = Accuracy()
-    vocab_size = Bytes.vocab_size
     num_labels = 2
-    pad_token_id = Bytes.pad
 
     def __post_init__(self) -> None:
         positive_int("length", self.length)
+
+    @property
+    def _vocabulary(self) -> Vocabulary:
+        return Bytes()
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary.vocab_size
+
+    @property
+    def pad_token_id(self) -> int:
+        return self._vocabulary.pad
 
     @abstractmethod
     def folder(self, split: Split) -> Path:
@@ -75,5 +85,5 @@ class DocumentPairs(Task):
 
     def example(self) -> str:
         row = self.dataset("valid")[0]
-        texts = [Bytes().decode(row[name][:70].tolist()) for name in ("input_ids", "pair_input_ids")]
+        texts = [self._vocabulary.decode(row[name][:70].tolist()) for name in ("input_ids", "pair_input_ids")]
         return "\n".join([*(f"  text  {text!r} ..." for text in texts), f"labels  {int(row['labels'])}"])

@@ -2,7 +2,7 @@
 arXiv:2011.04006)."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -108,13 +108,14 @@ class PathX(Pathfinder):
     / 20,000 pictures (3.3 GB in the cache).
 
     Args:
-        side: pixels along an edge: 128.
+        side: pixels along an edge: 128, as published, or 8: Pathfinder's toy, with the straighter snakes of
+            Path-X.
     """
 
     side: int = 128
 
     title = "Path-X"
-    stimuli: ClassVar[dict[int, Stimulus]] = {128: _PATH_X}
+    stimuli: ClassVar[dict[int, Stimulus]] = {128: _PATH_X, 8: replace(_TOY, continuity=_PATH_X.continuity)}
 
 
 def pictures_of(stimulus: Stimulus, seed: int, job: int, count: int) -> tuple[Array, Array]:

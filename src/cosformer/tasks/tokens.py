@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.ops.checks import positive_int
 from cosformer.tasks import cache, corpora
 
 KINDS = ("bytes", "bpe")
@@ -84,12 +85,18 @@ class Bpe(Vocabulary):
         return starts
 
 
+def checked(kind: str, size: int) -> None:
+    """Raises where there is no such vocabulary."""
+    if kind not in KINDS:
+        raise ValueError(f"tokens must be one of {', '.join(KINDS)}, but got {kind!r}.")
+    positive_int("bpe_size", size)
+
+
 def vocabulary(kind: str, size: int, corpus: str) -> Vocabulary:
     """Bytes, or byte-pair encoding with so many tokens, learned from a corpus once and then cached."""
+    checked(kind, size)
     if kind == "bytes":
         return Bytes()
-    if kind != "bpe":
-        raise ValueError(f"tokens must be one of {', '.join(KINDS)}, but got {kind!r}.")
     key = {"version": 1, "size": size, "corpus": corpora.identity(corpus, "train")}
     return _loaded(cache.entry("bpe", key, functools.partial(_learn, size, corpus)))
 
