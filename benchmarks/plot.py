@@ -72,7 +72,8 @@ def draw(data: dict[str, Any], path: Path) -> bool:
         return False
     width = 5.6 * len(drawn)
     figure, axes = plt.subplots(1, len(drawn), figsize=(width, 4.9), squeeze=False, layout="constrained")
-    ends = [_panel(axis, panel) for axis, panel in zip(axes[0], drawn, strict=True)]
+    colours = _colours(list(data["contenders"]))
+    ends = [_panel(axis, panel, colours) for axis, panel in zip(axes[0], drawn, strict=True)]
     figure.suptitle("Attention against sequence length", x=0.01, ha="left", fontsize=13, fontweight="bold")
     settings = f"{shape_words(data['settings'])} · {machine_words(data)}"
     figure.supxlabel(settings, x=0.01, ha="left", fontsize=8.5, color="#666666")
@@ -84,14 +85,13 @@ def draw(data: dict[str, Any], path: Path) -> bool:
     return True
 
 
-def _panel(axis: Any, panel: Panel) -> list[End]:
+def _panel(axis: Any, panel: Panel, colours: dict[str, Any]) -> list[End]:
     """Draws everything but the names, and says where those belong."""
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    others = iter(_others(len(panel.lines)))
     ends = []
     for line in panel.lines:
-        colour = COLOURS.get(line.name) or next(others)
+        colour = colours[line.name]
         ours = line.name == "cosformer"
         xs, ys = zip(*line.points, strict=True)
         axis.plot(
@@ -117,14 +117,15 @@ def _panel(axis: Any, panel: Panel) -> list[End]:
     return ends
 
 
-def _others(count: int) -> list[Any]:
-    """Colours for those that have none of their own; many lines need more than the palette has."""
-    if count <= len(COLOURS) + len(OTHERS):
-        return [*OTHERS, *list(COLOURS.values())[1:]]
+def _colours(names: list[str]) -> dict[str, Any]:
+    """One colour a contender, the same in every panel; many need more than the palette has."""
+    others = [n for n in names if n not in COLOURS]
+    if len(others) <= len(OTHERS):
+        return COLOURS | dict(zip(others, OTHERS, strict=False))
     import matplotlib
 
     shades = matplotlib.colormaps["tab20"]
-    return [shades(i % 20) for i in range(count)]
+    return COLOURS | {name: shades(i % 20) for i, name in enumerate(others)}
 
 
 def _seconds(value: float, _: object) -> str:
@@ -162,16 +163,32 @@ def _labels(axis: Any, ends: list[End]) -> None:
 
     height, width = 13.0, 6.2  # of a line and of a character, in points
     to_points = 72 / axis.figure.dpi
-    placed: list[tuple[float, float, float]] = []
-    for x, y, title, colour, ours in sorted(ends, key=lambda end: end[1]):
-        left, at = (c * to_points for c in axis.transData.transform((x, y)))
-        target = at
-        for low, high, taken in sorted(placed, key=lambda p: p[2]):
-            if left < high and left + width * len(title) > low and abs(target - taken) < height:
-                target = taken + height
-        placed.append((left, left + width * len(title), target))
-        axis.annotate(
-            title, (x, y), xytext=(8, target - at), textcoords="offset points", va="center", fontsize=9,
-            color=colour, fontweight="bold" if ours else "normal", zorder=5,
-            path_effects=[withStroke(linewidth=3, foreground="white")],
-        )  # fmt: skip
+    placed: list[tuple[float, float]] = []  # where names of longer lines begin
+    for column in sorted({end[0] for end in ends}, reverse=True):
+        own = sorted((end for end in ends if end[0] == column), key=lambda end: end[1])
+        at = [[float(c) * to_points for c in axis.transData.transform((x, y))] for x, y, *_ in own]
+        targets = _apart([place for _, place in at], height)
+        for (x, y, title, colour, ours), (left, place), target in zip(own, at, targets, strict=True):
+            reach = left + width * len(title)
+            free = all(reach < other or abs(target - taken) >= height for other, taken in placed)
+            axis.annotate(
+                title, (x, y), xytext=(8 if free else -8, target - place), textcoords="offset points",
+                va="center", ha="left" if free else "right", fontsize=9, color=colour,
+                fontweight="bold" if ours else "normal", zorder=5,
+                path_effects=[withStroke(linewidth=3, foreground="white")],
+            )  # fmt: skip
+        placed += [(left, target) for (left, _), target in zip(at, targets, strict=True)]
+
+
+def _apart(wanted: list[float], height: float) -> list[float]:
+    """The ascending places nearest to those wanted (in squares) that are at least `height` apart: neighbours
+    that come too close share the mean of what they want."""
+    groups: list[tuple[float, int]] = []  # mean and size, in places less what those below take up
+    for i, place in enumerate(wanted):
+        mean, count = place - i * height, 1
+        while groups and groups[-1][0] > mean:
+            below, more = groups.pop()
+            mean, count = (mean * count + below * more) / (count + more), count + more
+        groups.append((mean, count))
+    means = [mean for mean, count in groups for _ in range(count)]
+    return [mean + i * height for i, mean in enumerate(means)]

@@ -1,5 +1,6 @@
 """The benchmark of all attentions: nothing wrong is timed, claims are checked, reports come from records."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from benchmarks.attention import plan, predict
 from benchmarks.attention_cases import contender, examine, find, state_numbers
 from benchmarks.attention_report import exponent, growth, to_markdown
 from benchmarks.contenders import Shape
+from benchmarks.plot import _apart
 from cosformer import attention
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,3 +139,11 @@ def test_a_mistake_is_one_sentence(arguments, says):
 def test_reports_are_rendered_from_their_records(record):
     data = json.loads(record.read_text())
     assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)
+
+
+def test_names_are_moved_apart_as_little_as_possible():
+    assert _apart([0.0, 100.0, 200.0], 10.0) == [0.0, 100.0, 200.0]
+    assert _apart([50.0, 50.0, 50.0], 10.0) == [40.0, 50.0, 60.0]
+    places = _apart([0.0, 4.0, 30.0, 31.0], 10.0)
+    assert all(b - a >= 10 - 1e-9 for a, b in itertools.pairwise(places))
+    assert places[:2] == [-3.0, 7.0]
