@@ -23,6 +23,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import machine
+from benchmarks.operator import device_for, folder_for
 from benchmarks.terminal import Parser, markdown, plain
 from cosformer import attention
 from cosformer.models import CosformerConfig, CosformerForCausalLM
@@ -142,7 +143,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=machine.ROOT / "benchmarks" / "reports")
     args = parser.parse_args()
-    device = torch.device(args.device)
+    device = device_for(parser, args.device)
+    for number in ("layers", "length", "batch", "steps"):
+        if getattr(args, number) < 1:
+            parser.error(f"--{number} must be positive, got {getattr(args, number)}")
+    able = [n for n in attention.names() if attention.traits(n).causal]
+    for name in args.attentions.split(","):
+        if name not in able:
+            parser.error(f"--attentions {name} is no causal attention; there are {', '.join(able)}")
+    folder_for(parser, args.out)
     data: dict[str, Any] = {
         "format": FORMAT,
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -152,7 +161,6 @@ def main() -> None:
         "settings": {n: getattr(args, n) for n in ("layers", "length", "batch", "steps")},
         "measured": [],
     }
-    args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"language-model-{device.type}-{data['date'][:10].replace('-', '')}"
     for name in args.attentions.split(","):
         data["measured"].append(measure(name, args, device))

@@ -69,16 +69,21 @@ def parser() -> Parser:
     return p
 
 
+def device_for(p: Parser, name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        p.error(f"--device {name} is not a device; expected cpu, cuda or cuda:N")
+    if device.type not in ("cpu", "cuda"):
+        p.error(f"--device {name} is not supported; expected cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        p.error(f"--device {name}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
+    return device
+
+
 def settings(p: Parser, args: argparse.Namespace) -> tuple[Shape, list[int]]:
     """The shape to measure and its lengths; every mistake of the user's is found here."""
-    try:
-        device = torch.device(args.device)
-    except RuntimeError:
-        p.error(f"--device {args.device} is not a device; expected cpu, cuda or cuda:N")
-    if device.type not in ("cpu", "cuda"):
-        p.error(f"--device {args.device} is not supported; expected cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        p.error(f"--device {args.device}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
+    device = device_for(p, args.device)
     for name in ("heads", "dim", "batch", "threads", "seconds"):
         value = getattr(args, name)
         if value is not None and not value > 0:
