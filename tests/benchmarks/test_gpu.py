@@ -38,9 +38,6 @@ class Clock:
 
 @pytest.fixture
 def record(monkeypatch):
-    pytest.importorskip(
-        "triton", reason="the package triton is not installed (there are none for this platform)"
-    )
     monkeypatch.setattr(gpu, "Clock", Clock)
     monkeypatch.setattr(gpu, "graphed", lambda work: (work, True))
     monkeypatch.setattr(gpu, "bandwidth", lambda clock, device: 1e12)
