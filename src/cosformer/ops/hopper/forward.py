@@ -95,6 +95,8 @@ def walk_o(
     if CARRIED:
         origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
     token, first, rest = tile_at(0, TILES, start, begin, end, JOINED)
+    if MASKED:
+        MASK += batch.to(gl.int64) * mask_stride
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
@@ -144,14 +146,17 @@ def walk_o(
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     no_parts = gl.zeros([CHUNK, RUNS], gl.float32, PARTS)
+    if MASKED:
+        shown = gl.load(MASK + first + of_k, mask=of_k < rest, other=0)
     for t in range(chunks):
         stage = t % STAGES
-        token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
         token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
         if not JOINED:
+            token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
             follows: gl.constexpr = True
             goes_on: gl.constexpr = True
         else:
+            ahead, first_ahead, rest_ahead = tile_at(gl.minimum(t + 1, chunks - 1), TILES, 0, begin, 0, True)
             follows = first > 0
             goes_on = rest > CHUNK
         zero = anew(t)
@@ -167,7 +172,8 @@ def walk_o(
         cos, sin = phases(origin + first + of_k, theta)
         keep = of_k < rest
         if MASKED:
-            keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_k, mask=keep, other=0) != 0
+            keep = shown != 0
+            shown = gl.load(MASK + first + CHUNK + of_k, mask=of_k < rest - CHUNK, other=0)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         tile_k = flat(ks.index(stage))
         tile_q = flat(qs.index(stage))
@@ -264,6 +270,8 @@ def walk_o(
             fetch(v, vs.index(stage), bars.index(stage), batch, token_next, key_head)
         at_d = DEN + (batch * HEADS + head).to(gl.int64) * tokens + token + of_o
         gl.store(at_d, d, mask=of_o < rest)
+        if JOINED:
+            token, first, rest = ahead, first_ahead, rest_ahead
     tma.store_wait(0)
     if STORED:
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)

@@ -86,7 +86,7 @@ def walk_dkv(
     )
     if CARRIED:
         origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
-    token, _, rest = tile_at(gl.maximum(chunks - 1, 0), TILES, start, begin, end, JOINED)
+    token, first, rest = tile_at(gl.maximum(chunks - 1, 0), TILES, start, begin, end, JOINED)
 
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
@@ -146,9 +146,10 @@ def walk_dkv(
         stage = t % STAGES
         late = t % LATE
         n = chunks - 1 - t
-        token, first, rest = tile_at(n, TILES, start, begin, end, JOINED)
+        ahead, first_ahead, rest_ahead = tile_at(gl.maximum(n - 1, 0), TILES, start, begin, end, JOINED)
         token_next, _, _ = tile_at(gl.maximum(n - STAGES, 0), TILES, start, begin, end, JOINED)
         if not JOINED:
+            token, first, rest = tile_at(n, TILES, start, begin, end, JOINED)
             follows: gl.constexpr = True
             goes_on: gl.constexpr = True
         else:
@@ -247,7 +248,6 @@ def walk_dkv(
         if MASKED:
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
-        ahead, _, rest_ahead = tile_at(gl.maximum(n - 1, 0), TILES, start, begin, end, JOINED)
         r = gl.load(INVERSE + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
         e = gl.load(E + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
         sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
@@ -269,6 +269,8 @@ def walk_dkv(
             mbarrier.expect(late_bars.index(late), 2 * TILE)
             fetch(v, vs.index(late), late_bars.index(late), batch, late_next, key_head)
             fetch(g, gs.index(late), late_bars.index(late), batch, late_next, head)
+        if JOINED:
+            token, first, rest = ahead, first_ahead, rest_ahead
     tma.store_wait(0)
     if STORED:
         index = (slot * HEADS + head).to(gl.int64)

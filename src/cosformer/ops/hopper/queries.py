@@ -138,9 +138,12 @@ def walk_dq(
     d = gl.load(DEN + vectors + token + of_g, mask=of_g < gl.where(chunks > 0, rest, 0), other=1.0)
     for t in range(chunks):
         stage = t % STAGES
-        token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
+        ahead, first_ahead, rest_ahead = tile_at(
+            gl.minimum(t + 1, chunks - 1), TILES, start, begin, end, JOINED
+        )
         token_next, _, _ = tile_at(gl.minimum(t + STAGES, chunks - 1), TILES, start, begin, end, JOINED)
         if not JOINED:
+            token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
             follows: gl.constexpr = True
             goes_on: gl.constexpr = True
         else:
@@ -190,7 +193,6 @@ def walk_dq(
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
         sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
         ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
-        ahead, _, rest_ahead = tile_at(gl.minimum(t + 1, chunks - 1), TILES, start, begin, end, JOINED)
         if t + 1 < chunks:
             mbarrier.expect(bar_o.index(0), TILE)
             fetch(o, os.index(0), bar_o.index(0), batch, ahead, head)
@@ -248,4 +250,6 @@ def walk_dq(
         d = gl.load(DEN + vectors + ahead + of_g, mask=of_g < rest_ahead, other=1.0)
         gl.store(E + vectors + token + of_g, e, mask=of_g < rest)
         gl.store(INVERSE + vectors + token + of_g, r, mask=of_g < rest)
+        if JOINED:
+            token, first, rest = ahead, first_ahead, rest_ahead
     tma.store_wait(0)

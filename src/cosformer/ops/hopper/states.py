@@ -102,6 +102,9 @@ def absorb(
     zs = zc
     of_b = gl.arange(0, CHUNK, layout=of_rows(LINES))
     vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
+    if MASKED and WHAT == "o":
+        MASK += batch.to(gl.int64) * mask_stride
+        shown = gl.load(MASK + begin + of_b, mask=begin + of_b < end, other=0)
     for t in range(chunks):
         stage = t % STAGES
         first = begin + t * CHUNK
@@ -117,9 +120,8 @@ def absorb(
             sin = sin * r
         else:
             if MASKED:
-                keep = (
-                    gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_b, mask=keep, other=0) != 0
-                )
+                keep = shown != 0
+                shown = gl.load(MASK + first + CHUNK + of_b, mask=first + CHUNK + of_b < end, other=0)
             if MASKED or PACKED:
                 cos = gl.where(keep, cos, 0.0)
                 sin = gl.where(keep, sin, 0.0)

@@ -62,13 +62,12 @@ def bring(x, y, z, xs, ys, zs, bar, token, head, N: gl.constexpr):
 
 
 @gluon.jit
-def bring_next(i, phase, end, TILES, q, k, v, g, o, xs, ys, zs, bar, key_head, GROUP: gl.constexpr,
-               BACKWARD: gl.constexpr):  # fmt: skip
+def bring_next(i, phase, token, before, rest, end, TILES, q, k, v, g, o, xs, ys, zs, bar, key_head,
+               GROUP: gl.constexpr, BACKWARD: gl.constexpr):  # fmt: skip
     """What the step at tile i in this phase reads, if i < end; gives the tile and the phase of the step after
-    it: each document is gone through once for each phase."""
+    it, and what the list says of that tile: each document is gone through once for each phase."""
     LAST: gl.constexpr = GROUP + 1 if BACKWARD else GROUP
     if i < end:
-        token, before, rest = tile_at(i, TILES, 0, 0, 0, True)
         if (phase == 0) | (phase > GROUP):
             bring(k, v, v, xs, ys, ys, bar, token, key_head, 2)
         elif BACKWARD:
@@ -78,7 +77,8 @@ def bring_next(i, phase, end, TILES, q, k, v, g, o, xs, ys, zs, bar, key_head, G
         ends = rest <= CHUNK
         i = gl.where(ends & (phase < LAST), i - before // CHUNK, i + 1)
         phase = gl.where(ends, gl.where(phase < LAST, phase + 1, 0), phase)
-    return i, phase
+        token, before, rest = tile_at(gl.minimum(i, end - 1), TILES, 0, 0, 0, True)
+    return i, phase, token, before, rest
 
 
 @gluon.jit
@@ -185,14 +185,18 @@ def whole_o(
     bars = barriers(STAGES)
     coming = i
     phase = i * 0
+    token, before, length = tile_at(gl.where(i < end, i, 0), TILES, 0, 0, 0, True)
+    at, rest = token, length
     for n in gl.static_range(STAGES):
-        coming, phase = bring_next(coming, phase, end, TILES, q, k, v, q, q, xs.index(n), ys.index(n),
-                                   ys.index(n), bars.index(n), key_head, GROUP, False)  # fmt: skip
+        coming, phase, at, before, rest = bring_next(
+            coming, phase, at, before, rest, end, TILES, q, k, v, q, q, xs.index(n), ys.index(n), ys.index(n),
+            bars.index(n), key_head, GROUP, False,
+        )  # fmt: skip
     step = 0
     while i < end:
-        token, _, length = tile_at(i, TILES, 0, 0, 0, True)
         tiles = (length + CHUNK - 1) // CHUNK
         i += tiles
+        token_ahead, _, length_ahead = tile_at(gl.minimum(i, end - 1), TILES, 0, 0, 0, True)
         sc = gl.zeros([W, W], gl.float32, STATE)
         ss = gl.zeros([W, W], gl.float32, STATE)
         zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
@@ -204,9 +208,10 @@ def whole_o(
             sc, ss, zc, zs = absorbed(tile, flat(ys.index(stage)), tile, ksin_room.index(anew(t)), sc, ss, zc,
                                       zs, t * CHUNK, length - t * CHUNK, theta, W, WARPS)  # fmt: skip
             sync()
-            coming, phase = bring_next(coming, phase, end, TILES, q, k, v, q, q, xs.index(stage),
-                                       ys.index(stage), ys.index(stage), bars.index(stage), key_head, GROUP,
-                                       False)  # fmt: skip
+            coming, phase, at, before, rest = bring_next(
+                coming, phase, at, before, rest, end, TILES, q, k, v, q, q, xs.index(stage), ys.index(stage),
+                ys.index(stage), bars.index(stage), key_head, GROUP, False,
+            )  # fmt: skip
             step += 1
         settle(sc, ss, zc, zs, sc_room.index(0), ss_room.index(0), zc_room.index(0), zs_room.index(0))
         for t in range(tiles * GROUP):
@@ -218,8 +223,10 @@ def whole_o(
             give_o(o, O, DEN + head.to(gl.int64) * tokens, flat(xs.index(stage)), out.index(0),
                    sc_room.index(zero), ss_room.index(zero), zc_room.index(zero), zs_room.index(zero),
                    token + first, first, length - first, head, theta, eps, HEADS, DV, W, WARPS)  # fmt: skip
-            coming, phase = bring_next(coming, phase, end, TILES, q, k, v, q, q, xs.index(stage),
-                                       ys.index(stage), ys.index(stage), bars.index(stage), key_head, GROUP,
-                                       False)  # fmt: skip
+            coming, phase, at, before, rest = bring_next(
+                coming, phase, at, before, rest, end, TILES, q, k, v, q, q, xs.index(stage), ys.index(stage),
+                ys.index(stage), bars.index(stage), key_head, GROUP, False,
+            )  # fmt: skip
             step += 1
+        token, length = token_ahead, length_ahead
     tma.store_wait(0)

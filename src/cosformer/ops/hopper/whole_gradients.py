@@ -161,15 +161,19 @@ def whole_gradients(
     bars = barriers(STAGES)
     coming = i
     phase = i * 0
+    token, before, length = tile_at(gl.where(i < end, i, 0), TILES, 0, 0, 0, True)
+    at, rest = token, length
     for n in gl.static_range(STAGES):
-        coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(n), ys.index(n),
-                                   os.index(n), bars.index(n), key_head, GROUP, True)  # fmt: skip
+        coming, phase, at, before, rest = bring_next(
+            coming, phase, at, before, rest, end, TILES, q, k, v, g, o, xs.index(n), ys.index(n), os.index(n),
+            bars.index(n), key_head, GROUP, True,
+        )  # fmt: skip
     of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
     step = 0
     while i < end:
-        token, _, length = tile_at(i, TILES, 0, 0, 0, True)
         tiles = (length + CHUNK - 1) // CHUNK
         i += tiles
+        token_ahead, _, length_ahead = tile_at(gl.minimum(i, end - 1), TILES, 0, 0, 0, True)
         at_d = DEN + (key_head * GROUP).to(gl.int64) * tokens + token + of_q
         d = gl.load(at_d, mask=of_q < length, other=1.0)
         sc = gl.zeros([W, W], gl.float32, STATE)
@@ -184,9 +188,10 @@ def whole_gradients(
                                       sin_room.index(zero), sc, ss, zc, zs, t * CHUNK, length - t * CHUNK,
                                       theta, W, WARPS)  # fmt: skip
             sync()
-            coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(stage),
-                                       ys.index(stage), os.index(stage), bars.index(stage), key_head, GROUP,
-                                       True)  # fmt: skip
+            coming, phase, at, before, rest = bring_next(
+                coming, phase, at, before, rest, end, TILES, q, k, v, g, o, xs.index(stage), ys.index(stage),
+                os.index(stage), bars.index(stage), key_head, GROUP, True,
+            )  # fmt: skip
             step += 1
         settle(sc, ss, zc, zs, sc_room.index(0), ss_room.index(0), zc_room.index(0), zs_room.index(0))
         sc = gl.zeros([W, W], gl.float32, STATE)
@@ -205,9 +210,10 @@ def whole_gradients(
                 zc_room.index(zero), zs_room.index(zero), sc, ss, zc, zs, d, token + first, first,
                 length - first, head, theta, eps, HEADS, D, W, WARPS,
             )  # fmt: skip
-            coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(stage),
-                                       ys.index(stage), os.index(stage), bars.index(stage), key_head, GROUP,
-                                       True)  # fmt: skip
+            coming, phase, at, before, rest = bring_next(
+                coming, phase, at, before, rest, end, TILES, q, k, v, g, o, xs.index(stage), ys.index(stage),
+                os.index(stage), bars.index(stage), key_head, GROUP, True,
+            )  # fmt: skip
             step += 1
             first = (t + 1) % tiles * CHUNK
             at_d = DEN + (key_head * GROUP + (t + 1) // tiles).to(gl.int64) * tokens + token + first + of_q
@@ -221,8 +227,10 @@ def whole_gradients(
             give_dkv(dk, dv, DK, DV_, flat(xs.index(stage)), flat(ys.index(stage)), out, sc_room.index(zero),
                      ss_room.index(zero), zc_room.index(zero), zs_room.index(zero), token + first, first,
                      length - first, key_head, theta, KEY_HEADS, D, DV, W, WARPS)  # fmt: skip
-            coming, phase = bring_next(coming, phase, end, TILES, q, k, v, g, o, xs.index(stage),
-                                       ys.index(stage), os.index(stage), bars.index(stage), key_head, GROUP,
-                                       True)  # fmt: skip
+            coming, phase, at, before, rest = bring_next(
+                coming, phase, at, before, rest, end, TILES, q, k, v, g, o, xs.index(stage), ys.index(stage),
+                os.index(stage), bars.index(stage), key_head, GROUP, True,
+            )  # fmt: skip
             step += 1
+        token, length = token_ahead, length_ahead
     tma.store_wait(0)
