@@ -181,11 +181,14 @@ def walk_o(
         if MASKED or PACKED:
             hidden_cos = gl.where(keep, cos, 0.0)
             hidden_sin = gl.where(keep, sin, 0.0)
-            if MASKED or rest < CHUNK:
-                blank(tile_v, keep, LINES)
         else:
             hidden_cos = cos
             hidden_sin = sin
+        if MASKED:  # as `blank`, while the keys are at work
+            values = tile_v.load(LINES)
+        elif PACKED:
+            if rest < CHUNK:
+                blank(tile_v, keep, LINES)
         x = tile_k.load(LINES)
         phi_c = phased(x, hidden_cos)
         phi_s = phased(x, hidden_sin)
@@ -197,6 +200,8 @@ def walk_o(
         else:
             k_c = kc_room.index(zero)
         k_s = ksin_room.index(zero)
+        if MASKED:
+            tile_v.store(gl.where(keep[:, None], values, gl.zeros_like(values)))
         k_c.store(phi_c)
         k_s.store(phi_s)
         if IN_PLACE:

@@ -200,6 +200,7 @@ def walk_dkv(
             if JOINED:
                 y = warpgroup_mma_wait(num_outstanding=0, deps=[y])
         y = warpgroup_mma(p, tile_g, y, is_async=True)
+        e_i = gl.load(E + vectors + token + i, mask=i < rest, other=0.0)
         y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
         if MASKED:
             keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=of_y < rest, other=0)
@@ -209,7 +210,6 @@ def walk_dkv(
         sync()
         flat(out.index(0)).store(y)
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), no_square, use_acc=False, is_async=True)
-        e_i = gl.load(E + vectors + token + i, mask=i < rest, other=0.0)
         fence_async_shared()
         sync()
         if PACKED and rest < CHUNK:

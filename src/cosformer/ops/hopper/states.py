@@ -102,7 +102,11 @@ def absorb(
     zs = zc
     of_b = gl.arange(0, CHUNK, layout=of_rows(LINES))
     vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
-    if MASKED and WHAT == "o":
+    # What is not the copy engine's is asked for a chunk ahead.
+    if WHAT == "dv":
+        r = gl.load(INVERSE + vectors + begin + of_b, mask=begin + of_b < end, other=0.0)
+        e = gl.load(E + vectors + begin + of_b, mask=begin + of_b < end, other=0.0)
+    elif MASKED:
         MASK += batch.to(gl.int64) * mask_stride
         shown = gl.load(MASK + begin + of_b, mask=begin + of_b < end, other=0)
     for t in range(chunks):
@@ -114,10 +118,12 @@ def absorb(
         cos, sin = phases(origin + first + of_b, theta)
         keep = first + of_b < end
         if WHAT == "dv":
-            r = gl.load(INVERSE + vectors + first + of_b, mask=keep, other=0.0)
-            e = gl.load(E + vectors + first + of_b, mask=keep, other=0.0)
             cos = cos * r
             sin = sin * r
+            weight = e
+            ahead = first + CHUNK + of_b
+            r = gl.load(INVERSE + vectors + ahead, mask=ahead < end, other=0.0)
+            e = gl.load(E + vectors + ahead, mask=ahead < end, other=0.0)
         else:
             if MASKED:
                 keep = shown != 0
@@ -136,8 +142,8 @@ def absorb(
         b_c.store(phi_c)
         b_s.store(phi_s)
         if WHAT == "dv":
-            zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
-            zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
+            zc += in_runs(phi_c.to(gl.float32) * weight[:, None], RUNS)
+            zs += in_runs(phi_s.to(gl.float32) * weight[:, None], RUNS)
         else:
             zc += in_runs(phi_c.to(gl.float32), RUNS)
             zs += in_runs(phi_s.to(gl.float32), RUNS)
