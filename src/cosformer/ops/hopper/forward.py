@@ -45,6 +45,7 @@ from cosformer.ops.hopper.tiles import (
     blank,
     fetch,
     flat,
+    hidden,
     in_runs,
     left,
     lines,
@@ -93,7 +94,7 @@ def walk_o(
         pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
     )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0).to(gl.int32)
+        origin += gl.load(POSITIONS + row, mask=chunks > 0, other=0)
     token, first, rest = tile_at(0, TILES, start, begin, end, JOINED)
     if MASKED:
         MASK += batch.to(gl.int64) * mask_stride
@@ -104,6 +105,8 @@ def walk_o(
     out = room(1, CHUNK, W)
     if not IN_PLACE:
         kc_room = scratch(CHUNK, W)
+        if MASKED:
+            v_room = scratch(CHUNK, W)
     else:
         qsin_room = scratch(CHUNK, W)
     ksin_room = scratch(CHUNK, W)
@@ -181,14 +184,15 @@ def walk_o(
         if MASKED or PACKED:
             hidden_cos = gl.where(keep, cos, 0.0)
             hidden_sin = gl.where(keep, sin, 0.0)
+            if MASKED and not IN_PLACE:  # in place, all would have to wait for each other once more
+                x = hidden(tile_v.load(LINES), keep)
+                tile_v = v_room.index(zero)
+                tile_v.store(x)
+            elif MASKED or rest < CHUNK:
+                blank(tile_v, keep, LINES)
         else:
             hidden_cos = cos
             hidden_sin = sin
-        if MASKED:  # as `blank`, while the keys are at work
-            values = tile_v.load(LINES)
-        elif PACKED:
-            if rest < CHUNK:
-                blank(tile_v, keep, LINES)
         x = tile_k.load(LINES)
         phi_c = phased(x, hidden_cos)
         phi_s = phased(x, hidden_sin)
@@ -200,8 +204,6 @@ def walk_o(
         else:
             k_c = kc_room.index(zero)
         k_s = ksin_room.index(zero)
-        if MASKED:
-            tile_v.store(gl.where(keep[:, None], values, gl.zeros_like(values)))
         k_c.store(phi_c)
         k_s.store(phi_s)
         if IN_PLACE:

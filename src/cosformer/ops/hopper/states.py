@@ -82,7 +82,7 @@ def absorb(
             pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
         )
     if CARRIED:
-        origin += gl.load(POSITIONS + row, mask=begin < end, other=0).to(gl.int32)
+        origin += gl.load(POSITIONS + row, mask=begin < end, other=0)
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
     chunks = gl.where(slot >= 0, chunks, 0)  # a document of one piece has no use for its state
 
