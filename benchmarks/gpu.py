@@ -138,31 +138,51 @@ def graphed(work: Callable[[], object]) -> tuple[Callable[[], object], bool]:
     return graph.replay, True
 
 
-def measure(shape: Shape, seconds: float, progress: Progress, save: Callable[[Record], None]) -> Record:
-    """Everything, most important first; `save` is called with what there is after each part."""
+def measure(
+    shape: Shape,
+    seconds: float,
+    progress: Progress,
+    save: Callable[[Record], None],
+    done: Record | None = None,
+) -> Record:
+    """Everything, most important first; `save` is called with what there is after each part. `done`: what an
+    earlier run saved before it was stopped; its parts are not measured again."""
     device, clock = shape.device, Clock(shape.device)
     everybody, absent = contenders()
-    data: Record = {"tokens": TOKENS, "bytes_per_second": bandwidth(clock, device), "absent": absent}
-    data |= {"gate": [], "timings": [], "memory": [], "variants": []}
-    data |= {"host": _host(shape), "growth": _growth(shape, clock)}
-    data["decoding"] = _decoding(shape, clock, data["bytes_per_second"])
-    progress.start(len(everybody) * len(DIMS) + 1)
+    parts = [(c, dim) for dim in DIMS for c in everybody if dim == DIMS[0] or c.name not in ONCE]
+    progress.start(len(parts) + 1)
     progress.step("masks, documents and grouped heads")
-    data["variants"] = _variants(shape, clock, seconds)
+    if done is None:
+        data: Record = {
+            "tokens": TOKENS,
+            "bytes_per_second": bandwidth(clock, device),
+            "parts": [],
+            "finished": False,
+        }
+        data |= {"gate": [], "timings": [], "memory": [], "variants": []}
+        data |= {"host": _host(shape), "growth": _growth(shape, clock)}
+        data["decoding"] = _decoding(shape, clock, data["bytes_per_second"])
+        data["variants"] = _variants(shape, clock, seconds)
+    else:
+        data = done
+    data["absent"] = absent
     save(data)
-    for c in everybody:
-        for dim in DIMS if c.name not in ONCE else DIMS[:1]:
-            progress.step(f"{c.title}, D = {dim}")
-            at = replace(shape, dim=dim)
-            admitted, said = admit([c], replace(at, batch=2))
-            data["gate"] += [{**v, "dim": dim} for v in said]
-            for mode in (m for m in MODES if admitted and m in c.modes):
-                timings, peaks = _against_length(c, at, mode, clock, seconds)
-                data["timings"] += timings
-                data["memory"] += peaks
-            save(data)
+    there = {(p["contender"], p["dim"]) for p in data["parts"]}
+    for c, dim in parts:
+        progress.step(f"{c.title}, D = {dim}")
+        if (c.name, dim) in there:
+            continue
+        at = replace(shape, dim=dim)
+        admitted, said = admit([c], replace(at, batch=2))
+        data["gate"] += [{**v, "dim": dim} for v in said]
+        for mode in (m for m in MODES if admitted and m in c.modes):
+            timings, peaks = _against_length(c, at, mode, clock, seconds)
+            data["timings"] += timings
+            data["memory"] += peaks
+        data["parts"].append({"contender": c.name, "dim": dim})
+        save(data)
     progress.end()
-    return data
+    return data | {"finished": True}
 
 
 def _against_length(

@@ -181,15 +181,35 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
     data = new_record(shape, list(gpu.LENGTHS), [], {})
     data |= {"format": gpu_report.FORMAT, "command": command(sys.argv[1:])}
     stem = f"operator-cuda-{data['date'][:10].replace('-', '')}"
+    done = begun(folder / f"{stem}.json", data)
+    if done is not None:
+        data = done
+        print(f"Goes on with {folder / stem}.json, which has {len(data['gpu']['parts'])} parts.")
 
     def save(found: dict[str, Any]) -> None:
         replace_file(folder / f"{stem}.json", json.dumps(data | {"gpu": found}, indent=1) + "\n")
 
-    data["gpu"] = gpu.measure(shape, args.seconds or 0.15, Progress(), save)
+    data["gpu"] = gpu.measure(shape, args.seconds or 0.15, Progress(), save, data.get("gpu"))
     save(data["gpu"])
     print(gpu_report.to_terminal(data) + "\n")
     print(folder / f"{stem}.json")
     write_gpu(data, folder, stem)
+
+
+def begun(path: Path, new: dict[str, Any]) -> dict[str, Any] | None:
+    """Today's record of the same commit, GPU and versions, if a run left it unfinished: what it has is not
+    measured again."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        unfinished = not data["gpu"]["finished"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    same = ("format", "commit", "versions", "settings")
+    if any(data.get(key) != new[key] for key in same) or data["hardware"].get("gpu") != new["hardware"].get(
+        "gpu"
+    ):
+        return None
+    return data if unfinished and not new["commit"]["dirty"] else None
 
 
 def write_gpu(data: dict[str, Any], folder: Path, stem: str) -> None:

@@ -1,5 +1,6 @@
 """The benchmark for GPUs: run through in miniature without one, and its report and picture from a record."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -123,3 +124,31 @@ def test_crossover(ours, theirs, length):
     found = crossover(ours, theirs)
     assert (found is None) == (length is None)
     assert length is None or math.isclose(found, length)
+
+
+def test_a_run_that_was_stopped_goes_on(record, monkeypatch, tmp_path):
+    """What its record has is kept; a record of another commit, GPU or version is not."""
+    from benchmarks import operator as command
+
+    data = record | {"gpu": record["gpu"] | {"finished": False}}
+    last = data["gpu"]["parts"][-1]["contender"]
+    data["gpu"]["parts"] = data["gpu"]["parts"][:-1]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(data))
+    clean = record | {"commit": record["commit"] | {"dirty": False}}
+    data["commit"] = clean["commit"]
+    path.write_text(json.dumps(data))
+    assert command.begun(path, clean)["gpu"]["timings"] == record["gpu"]["timings"]
+    for key, other in (
+        ("commit", {"id": "other", "dirty": False}), ("versions", {}), ("settings", {}),
+        ("hardware", {"gpu": "another"}),
+    ):  # fmt: skip
+        assert command.begun(path, clean | {key: other}) is None
+    assert command.begun(path, clean | {"commit": {**clean["commit"], "dirty": True}}) is None
+    for text in ("{", "[]", "{}", json.dumps(clean | {"gpu": record["gpu"] | {"finished": True}})):
+        path.write_text(text)
+        assert command.begun(path, clean) is None
+    asked = []
+    monkeypatch.setattr(gpu, "admit", lambda found, shape: (asked.append(found[0].name), ([], []))[1])
+    gpu.measure(SHAPE, 0.1, Progress(), lambda found: None, data["gpu"])
+    assert asked == [last]
