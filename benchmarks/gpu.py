@@ -33,6 +33,8 @@ DIMS = (64, 128)
 LONG = 2**20
 ONE_LENGTH = 2048  # for those whose times say the same at every length and head size, and are long
 ONCE = ("authors-compiled", "cosformer[chunked]")
+FEW = (512, 2048, 8192, TOKENS, LONG)  # for those that tune themselves anew for every batch, a minute each
+TUNED = ("fla", "fla-relu")
 PATIENCE = 1.5  # seconds: a call that will take longer is not made
 DOCUMENTS = 1000
 GROUP = 4  # query heads of a key head
@@ -191,7 +193,7 @@ def _against_length(
     timings: list[Record] = []
     peaks: list[Record] = []
     before: dict[str, tuple[int, float]] = {}  # pairs (or tokens) of the last length, and the time they took
-    for length in LENGTHS if c.name not in ONCE else (ONE_LENGTH,):
+    for length in (ONE_LENGTH,) if c.name in ONCE else FEW if c.name in TUNED else LENGTHS:
         x = replace(shape, batch=max(1, TOKENS // length), length=length)
         case = {"contender": c.name, "mode": mode, "dim": x.dim, "length": length, "batch": x.batch}
         inputs = x.inputs()

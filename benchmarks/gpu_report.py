@@ -79,6 +79,10 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     parts += ["## The machine", f"{versions}; commit {commit['id']}{changed}; {data['date']}."]
     for name, reason in data["gpu"]["absent"].items():
         parts.append(f"Not in this run: {name} ({reason}).")
+    if not data["gpu"].get("finished", True):
+        measured = {p["contender"] for p in data["gpu"]["parts"]} | set(data["gpu"]["absent"])
+        missing = ", ".join(title for name, title in NAMES.items() if name not in measured)
+        parts.append(f"The run was stopped before it had measured: {missing}.")
     parts += ["## Again", f"```\n{data['command']}\n```"]
     return "\n\n".join(parts) + "\n"
 
