@@ -70,7 +70,8 @@ class FineTuning(Task):
         tokens: "bytes", or "bpe": byte-pair encoding, as `mlm` has it with the same settings.
         bpe_size: its tokens.
         bpe_corpus: what it is learned from.
-        held_out: the share of the official training rows that is valid, at most 5,000 rows.
+        held_out: the share of the official training rows (with a fold: of those left) that is valid, at most
+            5,000 rows.
         official: whether the files must have the official counts.
         apart: read two texts apart.
         fold: for cross-validation, where the development set is too small to tell anything: test is this
