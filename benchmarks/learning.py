@@ -3,6 +3,8 @@
 Chance is the score of a predictor that has only counted labels: the same logits everywhere, the logarithms of
 their frequencies in the training split (their mean, for a regression). A task is learned where the test score
 is better than chance by more than two standard errors of that difference, over the rows of the test split.
+Where that split is too small to tell (MRPC's and RTE's) and the task has folds, each fold of the training
+rows is a test split once, with a run of its own, and all of them count together.
 Started again, it goes on where it was; a task whose files are not there is left out.
 
     PYTHONPATH=src python3 -m benchmarks.learning
@@ -20,33 +22,42 @@ from torch import Tensor
 
 from benchmarks import machine
 from benchmarks.terminal import Parser, markdown
-from cosformer.tasks import DataError, Task
+from cosformer import tasks
+from cosformer.tasks import DataError, Rows, Task
+from cosformer.tasks.finetuning import FOLDS
 from cosformer.tasks.metrics import Metric
 from cosformer.training import files, recipes, train
 from cosformer.training.main import statistics
 from cosformer.training.recipes import SCALES
+from cosformer.training.run import Run
 
 ROWS = 2000  # of the training split are counted
 DRAWS = 400  # of the test split's rows, for the standard error
+FEW = 500  # rows of a test split: with fewer, a share of one half has a standard error above 0.02
 
 
-def counted(task: Task, batch: int = 64) -> Tensor:
-    """What counting alone gives on the test split: the metric's statistics of each row."""
-    train_rows, test_rows = task.dataset("train"), task.dataset("test")
-    # Spread over the split, which may be sorted by label.
-    chosen = torch.linspace(0, len(train_rows) - 1, min(ROWS, len(train_rows))).long().tolist()
-    labels = torch.cat([task.collate([train_rows[i]])["labels"].flatten() for i in chosen])
-    labels = labels[labels != -100]
+def constant(splits: list[Rows], task: Task) -> Tensor:
+    """The logits of counting alone, from the labels of some splits."""
+    labels = []
+    for rows in splits:
+        # Spread over the split, which may be sorted by label.
+        chosen = torch.linspace(0, len(rows) - 1, min(ROWS, len(rows))).long().tolist()
+        labels += [task.collate([rows[i]])["labels"].flatten() for i in chosen]
+    known = torch.cat(labels)
+    known = known[known != -100]
     if task.num_labels == 1:
-        constant = labels.double().mean()[None]
-    else:
-        classes = task.num_labels or task.vocab_size
-        constant = (torch.bincount(labels.long(), minlength=classes).double() + 0.1).log()
-    found = []
+        return known.double().mean()[None]
+    classes = task.num_labels or task.vocab_size
+    return (torch.bincount(known.long(), minlength=classes).double() + 0.1).log()
+
+
+def counted(task: Task, logits: Tensor | None = None, batch: int = 64) -> Tensor:
+    """What counting alone gives on the test split: the metric's statistics of each row."""
+    logits = constant([task.dataset("train")], task) if logits is None else logits
+    test_rows, found = task.dataset("test"), []
     for start in range(0, len(test_rows), batch):
         rows = task.collate([test_rows[i] for i in range(start, min(start + batch, len(test_rows)))])
-        logits = constant.float().expand(*rows["labels"].shape, len(constant))
-        found.append(task.metric.rows(logits, rows))
+        found.append(task.metric.rows(logits.float().expand(*rows["labels"].shape, len(logits)), rows))
     return torch.cat(found)
 
 
@@ -65,6 +76,43 @@ def margin(metric: Metric, own: Tensor, chance: Tensor) -> dict[str, float | int
         "standard_error": float(torch.tensor(draws, dtype=torch.float64).std()),
         "rows": len(own),
     }
+
+
+def parts(run: Run) -> list[Run]:
+    """The run itself; or, where its test split is too small and the task has folds, one run for each."""
+    task = tasks.build(run.task, **run.task_settings)
+    if "fold" not in tasks.parameters(run.task) or len(task.dataset("test")) >= FEW:
+        return [run]
+    return [run.replace(task_settings={**run.task_settings, "fold": fold}) for fold in range(FOLDS)]
+
+
+def trained(run: Run, folder: Path) -> dict[str, Any]:
+    """The record of a run with chance and margin beside it. Of folds: the record of the first, with the score
+    of all their test rows together, the longest time, and what each of them had under `folds`."""
+    runs = parts(run)
+    places = [folder / f"fold-{i}" for i in range(len(runs))] if len(runs) > 1 else [folder]
+    records = [train(r, p, results=p / "record.jsonl") for r, p in zip(runs, places, strict=True)]
+    scored = [statistics(place) for place in places]
+    task, own = scored[0][0], torch.cat([rows for _, rows in scored])
+    if len(runs) == 1:
+        return {**records[0], **beside(task.metric, own, counted(task))}
+    # A fold that has more of one label leaves less of it to the others: counted among those, the label that
+    # is more frequent would too often be the wrong one. So it is counted over all folds.
+    logits = constant([t.dataset("test") for t, _ in scored], task)
+    chance = torch.cat([counted(t, logits) for t, _ in scored])
+    score = {"best_step": None, "valid": None, "test": task.metric.score(own)}
+    return {
+        **records[0],
+        **beside(task.metric, own, chance),
+        "settings": run.to_dict(),
+        "metric": records[0]["metric"] | score,
+        "wall_time_s": max(r["wall_time_s"] for r in records),
+        "folds": [{key: r[key] for key in ("id", "metric", "steps", "wall_time_s")} for r in records],
+    }
+
+
+def beside(metric: Metric, own: Tensor, chance: Tensor) -> dict[str, Any]:
+    return {"chance": metric.score(chance), "margin": margin(metric, own, chance)}
 
 
 def learned(record: dict[str, Any]) -> bool:
@@ -99,9 +147,22 @@ def to_markdown(records: list[dict[str, Any]], absent: list[str], scale: str) ->
         "is learned where the test score is better by more than two standard errors of the difference, "
         "found by drawing the rows of the test split again and again. Both attentions have the same "
         "settings; seconds are those of training, validation and test.\n\n"
-        f"{markdown(header, rows)}\n\n"
+        + _cross_validated(chosen)
+        + f"{markdown(header, rows)}\n\n"
         + (f"Not learned in this time: {', '.join(failed)}.\n" if failed else "All of these are learned.\n")
         + (f"\nLeft out, for their files were not there: {', '.join(absent)}.\n" if absent else "")
+    )
+
+
+def _cross_validated(records: list[dict[str, Any]]) -> str:
+    names = ", ".join(sorted({r["task"] for r in records if "folds" in r}))
+    if not names:
+        return ""
+    return (
+        f"The official development set of {names} has fewer than {FEW} rows, too few to tell. The score "
+        f"there is that of a cross-validation over the official training rows: {FOLDS} runs, each tested on "
+        "a fold that it was neither trained nor chosen on, all rows together; chance has counted all of "
+        "them, and seconds are those of the longest run.\n\n"
     )
 
 
@@ -128,16 +189,13 @@ def main() -> None:
             run = recipes.build(name, scale=args.scale, attention=attention, seed=args.seed, device="cpu")
             folder = args.folder / f"{name}-{attention}-{args.seed}-{args.scale}"
             try:
-                record = train(run, folder, results=folder / "record.jsonl")
+                record = trained(run, folder)
             except DataError as error:
                 print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
                 absent.append(name)
                 break
-            task, own = statistics(folder)
-            chance = counted(task)
-            beside = {"chance": task.metric.score(chance), "margin": margin(task.metric, own, chance)}
-            files.append_once(path, {**record, **beside}, "id")
-            print(name, attention, record["metric"]["test"], beside, flush=True)
+            files.append_once(path, record, "id")
+            print(name, attention, *(record[k] for k in ("metric", "chance", "margin")), flush=True)
     records = files.lines(path)
     if records:
         path.with_suffix(".md").write_text(to_markdown(records, sorted(absent), args.scale))

@@ -1,6 +1,6 @@
 """QQP: do two questions ask the same?."""
 
-from recipes._fine_tuning import table
+from recipes._fine_tuning import COMPARED, table
 
-TABLE = table("qqp", rows=363_846)
+TABLE = table("qqp", rows=363_846, tiny=COMPARED)
 build = TABLE.build

@@ -1,6 +1,6 @@
 """RTE: entailment."""
 
-from recipes._fine_tuning import COMPARED, table
+from recipes._fine_tuning import FEW, table
 
-TABLE = table("rte", rows=2_490, tiny=COMPARED)
+TABLE = table("rte", rows=2_490, tiny=FEW)
 build = TABLE.build

@@ -9,7 +9,8 @@ import torch
 from benchmarks import learning, recall, training
 from cosformer import tasks
 from cosformer.tasks.metrics import Accuracy, BitsPerCharacter
-from cosformer.training import files, recipes
+from cosformer.training import Run, files, recipes
+from tests.tasks import tiny
 from tests.training.conftest import _toy  # noqa: F401 (a fixture)
 from tests.training.toy import recall as tiny_recall
 from tests.training.toy import toy
@@ -125,6 +126,28 @@ def test_a_task_is_learned_where_the_margin_is_no_accident(right, learned):
     assert learning.learned({"margin": found}) == learned
 
 
+def test_folds_count_together_where_the_test_split_is_too_small(tmp_path, monkeypatch):
+    monkeypatch.setenv("COSFORMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path / "data"))
+    tiny.TASKS["rte"][0]()  # 20 rows in each of the official parts
+    run = Run(
+        task="rte", task_settings={"official": False, "apart": True}, steps=2, batch=4, eval_every=1,
+        learning_rate=0.01, device="cpu", data="loader",
+        model={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+    )  # fmt: skip
+    assert [part.task_settings["fold"] for part in learning.parts(run)] == [0, 1, 2, 3, 4]
+    record = learning.trained(run, tmp_path / "run")
+    assert record["margin"]["rows"] == 20
+    tests = [fold["metric"]["test"]["accuracy"] for fold in record["folds"]]
+    assert record["metric"]["test"]["accuracy"] == pytest.approx(sum(tests) / 5), "four rows each"
+    assert record["wall_time_s"] == max(fold["wall_time_s"] for fold in record["folds"])
+    assert record["settings"] == run.to_dict()
+    assert record["chance"]["accuracy"] == 0.5, "of all rows, though no fold leaves as many of each label"
+    assert learning.parts(tiny_recall()) == [tiny_recall()], "a task without folds"
+    monkeypatch.setattr(learning, "FEW", 20)
+    assert learning.parts(run) == [run], "enough rows"
+
+
 def test_less_is_better_where_the_metric_says_so():
     bits = torch.tensor([[10.0, 4, 1]]).repeat(50, 1)
     more = bits * torch.tensor([2.0, 1, 1])
@@ -148,6 +171,9 @@ def test_the_table_has_the_newest_records_and_names_what_failed():
     assert "0.8000" in text
     assert "Not learned in this time: rte with softmax." in text
     assert "Left out, for their files were not there: qqp." in text
+    assert "cross-validation" not in text
+    text = learning.to_markdown([*records[:2], records[2] | {"folds": []}], [], "tiny")
+    assert "The official development set of rte has fewer than 500 rows" in text
 
 
 @pytest.fixture

@@ -58,6 +58,7 @@ def test_defaults_make_a_usable_small_model():
         ({"horizon": 0}, "horizon must be a positive finite number"),
         ({"feed_forward": "relu"}, "feed_forward must be one of gelu, gated"),
         ({"norm": "batch"}, "norm must be one of layer, rms"),
+        ({"pair_difference": "squared"}, "pair_difference must be one of signed, absolute"),
         ({"pooling": "last"}, "pooling must be one of cls, mean, max"),
         ({"pooling": "cls", "causal": True}, 'pooling "cls" reads the first token'),
         ({"causal": "yes"}, "causal must be True, False or None"),

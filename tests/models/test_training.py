@@ -137,6 +137,21 @@ def test_a_pair_is_two_towers():
     assert (swapped - out).abs().max() > 1e-3, "a - b tells the two apart"
 
 
+@pytest.mark.parametrize("difference", ["signed", "absolute"])
+def test_the_difference_of_a_pair(difference):
+    """Where the classifier reads neither a nor b alone, an absolute difference leaves no order."""
+    net = build(CosformerForSequencePairClassification, pair_difference=difference)
+    with torch.no_grad():
+        net.dense.weight[:, : 2 * net.config.hidden_size] = 0
+    a, b = tokens(2, 9), tokens(2, 6)
+    change = (net(a, pair_input_ids=b).logits - net(b, pair_input_ids=a).logits).abs().max()
+    assert change < 1e-6 if difference == "absolute" else change > 1e-3
+    with torch.no_grad():
+        net.dense.weight[:, 2 * net.config.hidden_size : 3 * net.config.hidden_size] = 0
+    one, other = (net(a, pair_input_ids=pair).logits for pair in (a, b))
+    assert (one - other).abs().max() > 1e-3, "but it is read"
+
+
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_the_training_forward_compiles_whole(packed):
     net = build(CosformerForCausalLM, torch.float32, position="rotary", num_hidden_layers=1).train()

@@ -8,7 +8,7 @@ import torch
 
 from cosformer import tasks
 from cosformer.tasks import png
-from cosformer.tasks.finetuning import _framed, held_out
+from cosformer.tasks.finetuning import FOLDS, _framed, held_out
 from cosformer.tasks.tokens import Bytes
 from tests.tasks import tiny
 
@@ -157,15 +157,72 @@ def test_one_text():
     assert _framed([[1] * 20], Bytes(), 8) == [B, 1, 1, 1, 1, 1, 1, E]
 
 
-def test_rows_of_a_pair_task():
+def entailment():
     tiny.glue(
         "RTE", ["index", "sentence1", "sentence2", "label"], ["entailment", "not_entailment"], (1, 2), 3
     )
+
+
+def test_rows_of_a_pair_task():
+    entailment()
     rows = tasks.build("rte", official=False).dataset("test")
     for i, row in enumerate(rows):
         expected = [B, *tiny.sentence(i + 1).encode(), S, *tiny.sentence(i + 2).encode(), E]
         assert row["input_ids"].tolist() == expected
         assert int(row["labels"]) == i % 2
+
+
+def test_two_texts_apart():
+    """Each framed and cut by itself, under the names that the head for pairs takes; the labels stay."""
+    entailment()
+    whole, apart = (tasks.build("rte", official=False, apart=a) for a in (False, True))
+    assert (whole.head, apart.head) == ("classification", "pair_classification")
+    for i, (row, other) in enumerate(zip(apart.dataset("test"), whole.dataset("test"), strict=True)):
+        assert row["input_ids"].tolist() == [B, *tiny.sentence(i + 1).encode(), E]
+        assert row["pair_input_ids"].tolist() == [B, *tiny.sentence(i + 2).encode(), E]
+        assert row["labels"] == other["labels"]
+        assert other.keys() == {"input_ids", "labels"}
+    short = tasks.build("rte", official=False, apart=True, length=8).dataset("test")[0]
+    assert short["pair_input_ids"].tolist() == [B, *tiny.sentence(2).encode()[:6], E]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("sst2", {"apart": True}, "apart=True is for tasks of two texts, and sst2 has one: leave it out"),
+        ("rte", {"apart": "yes"}, "apart must be True or False, but got 'yes'"),
+        ("rte", {"fold": 5}, "fold must be a number from 0 to 4, or None for the official parts, but got 5"),
+        ("rte", {"fold": -1}, "fold must be a number from 0 to 4"),
+        ("rte", {"fold": True}, "fold must be a number from 0 to 4"),
+        ("rte", {"fold": 1.0}, "fold must be a number from 0 to 4"),
+    ],
+)
+def test_mistakes_in_settings(name, settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        tasks.build(name, **settings)
+
+
+def test_folds():
+    """Every training row is tested on in one fold, and there in one split."""
+    tested = []
+    for fold in range(FOLDS):
+        train, valid, test = (held_out(1003, 0.1, split, fold) for split in ("train", "valid", "test"))
+        assert sorted([*train, *valid, *test]) == list(range(1003))
+        assert (len(valid), len(test)) == (80, 201 if fold < 3 else 200)
+        tested += test.tolist()
+    assert sorted(tested) == list(range(1003))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_fold_needs_no_development_set(apart, tmp_path):
+    entailment()
+    (development,) = tmp_path.rglob("dev.tsv")
+    development.unlink()
+    task = tasks.build("rte", official=False, fold=1, apart=apart)
+    for split in ("train", "valid", "test"):
+        expected = [tiny.sentence(i + 1).encode() for i in held_out(20, 0.1, split, 1)]
+        found = [row["input_ids"].tolist() for row in task.dataset(split)]
+        assert [bytes(ids[1 : 1 + len(text)]) for ids, text in zip(found, expected, strict=True)] == expected
 
 
 def test_held_out_rows():

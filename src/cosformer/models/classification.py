@@ -80,7 +80,8 @@ class CosformerForSequencePairClassification(_Classifier):
     """A label for two sequences, each read by the same model: the retrieval head of the Long Range Arena.
 
     With a and b the pooled sequences, a classifier of two layers reads [a, b, a * b, a - b] (Tay et al.,
-    2020, arXiv:2011.04006, after Mou et al., 2016, arXiv:1512.08422).
+    2020, arXiv:2011.04006, after Mou et al., 2016, arXiv:1512.08422). Where `config.pair_difference` is
+    "absolute", the last is |a - b|, as in the baselines of GLUE (Wang et al., 2018, arXiv:1804.07461).
     """
 
     def __init__(self, config: CosformerConfig):
@@ -107,5 +108,6 @@ class CosformerForSequencePairClassification(_Classifier):
         """
         a, hidden = self._pooled(input_ids, attention_mask, inputs_embeds, kwargs)
         b, _ = self._pooled(pair_input_ids, pair_attention_mask, pair_inputs_embeds, kwargs)
-        features = torch.cat([a, b, a * b, a - b], -1)
+        difference = (a - b).abs() if self.config.pair_difference == "absolute" else a - b
+        features = torch.cat([a, b, a * b, difference], -1)
         return self._output(self.score(F.gelu(self.dense(self.dropout(features)))), labels, hidden)

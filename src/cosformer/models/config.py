@@ -14,6 +14,7 @@ from cosformer.ops.checks import positive, positive_int
 from cosformer.positions import Position
 
 POOLING = ("cls", "mean", "max")
+PAIR_DIFFERENCES = ("signed", "absolute")
 HEAD_LOSSES = ("cross_entropy", "one_vs_each")
 # What transformers itself hands to a configuration beside its fields.
 _FOREIGN = {
@@ -49,6 +50,8 @@ class CosformerConfig(PreTrainedConfig):
         bias: of all projections.
         dropout: on embeddings and on what each part of a layer adds.
         pooling: "cls" (the first token), "mean" or "max", for classification.
+        pair_difference: what the classifier of pairs reads of the difference of two sequences: "signed", as
+            the Long Range Arena, or "absolute", as the baselines of GLUE, where either may come first.
         classifier_dropout: on what the classifier reads.
         initializer_range: standard deviation of the initial weights.
         head_loss: what language models learn by: "cross_entropy", or "one_vs_each" (Titsias, 2016), a bound
@@ -83,6 +86,7 @@ class CosformerConfig(PreTrainedConfig):
     bias: bool = True
     dropout: float = 0.0
     pooling: str = "mean"
+    pair_difference: str = "signed"
     classifier_dropout: float = 0.0
     initializer_range: float = 0.02
     head_loss: str = "cross_entropy"
@@ -134,6 +138,7 @@ class CosformerConfig(PreTrainedConfig):
         self._one_of("feed_forward", feedforward.KINDS)
         self._one_of("norm", norm.KINDS)
         self._one_of("pooling", POOLING)
+        self._one_of("pair_difference", PAIR_DIFFERENCES)
         self._one_of("head_loss", HEAD_LOSSES)
         if self.loss_samples is not None:
             if self.head_loss != "one_vs_each":

@@ -47,7 +47,10 @@ class Task(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    head: ClassVar[Head]
+
+    @property
+    @abstractmethod
+    def head(self) -> Head: ...
 
     @property
     @abstractmethod
