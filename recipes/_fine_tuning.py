@@ -54,9 +54,15 @@ COMPARED: Settings = {
     "steps": 400, "learning_rate": 1e-3,
 }  # fmt: skip
 
-# The same where rows are few: what survives so much dropout is spread over all directions, as overlap is.
+# The same where rows are few, against learning them by heart: tokens keep large random directions, in so many
+# dimensions that what two sentences share stands out, and rare words are tokens of their own.
 FEW: Settings = {
-    **COMPARED, "model": {**COMPARED["model"], "dropout": 0.3, "classifier_dropout": 0.8}, "steps": 150,
+    "task_settings": {**COMPARED["task_settings"], "bpe_size": 16_384},
+    "model": {
+        **COMPARED["model"], "hidden_size": 512, "initializer_range": 0.02, "embedding_range": 1.0,
+        "dropout": 0.1, "classifier_dropout": 0.5,
+    },
+    "steps": 80, "learning_rate": 5e-4,
 }  # fmt: skip
 
 

@@ -56,6 +56,7 @@ def test_defaults_make_a_usable_small_model():
         ({"position_parameters": {"base": 2}}, "position 'none' has no parameter 'base'"),
         ({"horizon": 50}, "max_position_embeddings is 96, longer than the horizon 50"),
         ({"horizon": 0}, "horizon must be a positive finite number"),
+        ({"embedding_range": 0.0}, "embedding_range must be a positive finite number"),
         ({"feed_forward": "relu"}, "feed_forward must be one of gelu, gated"),
         ({"norm": "batch"}, "norm must be one of layer, rms"),
         ({"pair_difference": "squared"}, "pair_difference must be one of signed, absolute"),
@@ -172,3 +173,15 @@ def test_calls_that_contradict_themselves():
     hole = torch.cat([ones, torch.zeros(1, 2, dtype=torch.long)], 1)
     with pytest.raises(ValueError, match="without a single real token in this call"):
         net(tokens(1, 2), attention_mask=hole, past_key_values=cache)
+
+
+@pytest.mark.parametrize("head", [CosformerForMaskedLM, models.CosformerForConditionalGeneration])
+def test_embeddings_may_begin_larger_than_the_rest(head, tmp_path):
+    encoder_decoder = head is models.CosformerForConditionalGeneration
+    net = head(config(embedding_range=1.0, initializer_range=0.02, is_encoder_decoder=encoder_decoder))
+    assert net.get_input_embeddings().weight.std().item() == pytest.approx(1.0, rel=0.1)
+    others = [p for n, p in net.named_parameters() if n.endswith("proj.weight")]
+    assert 0 < max(p.std().item() for p in others) < 0.1
+    net.save_pretrained(tmp_path)
+    again = head.from_pretrained(tmp_path)
+    assert torch.equal(net.get_input_embeddings().weight, again.get_input_embeddings().weight)

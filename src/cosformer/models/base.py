@@ -54,6 +54,8 @@ class CosformerPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Attention | Position):
             module.reset_parameters()
+        if self.config.embedding_range is not None and module is self.get_input_embeddings():
+            nn.init.normal_(module.weight, 0.0, self.config.embedding_range)
 
     @classmethod
     def from_pretrained(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

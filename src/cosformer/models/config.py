@@ -54,6 +54,8 @@ class CosformerConfig(PreTrainedConfig):
             the Long Range Arena, or "absolute", as the baselines of GLUE, where either may come first.
         classifier_dropout: on what the classifier reads.
         initializer_range: standard deviation of the initial weights.
+        embedding_range: that of the tokens' initial embeddings; None: the same. Large ones keep their random
+            directions through a short training.
         head_loss: what language models learn by: "cross_entropy", or "one_vs_each" (Titsias, 2016), a bound
             of it for large vocabularies. In evaluation the loss is the cross entropy either way.
         loss_samples: classes that one_vs_each compares a label with at each step, in place of all; the
@@ -89,6 +91,7 @@ class CosformerConfig(PreTrainedConfig):
     pair_difference: str = "signed"
     classifier_dropout: float = 0.0
     initializer_range: float = 0.02
+    embedding_range: float | None = None
     head_loss: str = "cross_entropy"
     loss_samples: int | None = None
     use_cache: bool = True
@@ -131,6 +134,8 @@ class CosformerConfig(PreTrainedConfig):
             positive_int("num_decoder_layers", self.num_decoder_layers)
         for name in ("norm_eps", "initializer_range"):
             positive(name, getattr(self, name))
+        if self.embedding_range is not None:
+            positive("embedding_range", self.embedding_range)
         self._multiple("hidden_size", "num_attention_heads")
         self._multiple("num_attention_heads", "num_key_value_heads")
         self._one_of("attention", attention.names())
