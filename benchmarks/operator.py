@@ -189,7 +189,12 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
     def save(found: dict[str, Any]) -> None:
         replace_file(folder / f"{stem}.json", json.dumps(data | {"gpu": found}, indent=1) + "\n")
 
-    data["gpu"] = gpu.measure(shape, args.seconds or 0.15, Progress(), save, data.get("gpu"))
+    try:
+        data["gpu"] = gpu.measure(shape, args.seconds or 0.15, Progress(), save, data.get("gpu"))
+    except KeyboardInterrupt:
+        if begun(folder / f"{stem}.json", data) is None:
+            sys.exit("\nStopped; nothing was kept that could be gone on with.")
+        sys.exit(f"\nStopped; the same command goes on with {folder / stem}.json.")
     save(data["gpu"])
     print(gpu_report.to_terminal(data) + "\n")
     print(folder / f"{stem}.json")
