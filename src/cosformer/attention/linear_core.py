@@ -151,11 +151,13 @@ def _side_by_side(q: Tensor, k: Tensor, v1: Tensor, decay: Tensor | None, s: Ten
         q = q * passed.exp().to(q.dtype)[:, :, None, ..., None]
         k = k * (passed[..., -1:] - passed).exp().to(k.dtype)[..., None]
         fade = passed[..., -1].exp().to(k.dtype)  # (B, Hk, N)
-    sums = k.mT @ v1  # (B, Hk, N, F, Dv + 1)
+    # Of each chunk (B, Hk, F, Dv + 1). Not taken one by one: the gradient of each would be as large as all.
+    sums = (k.mT @ v1).unbind(2)
+    fades = [None] * len(sums) if fade is None else fade[..., None, None].unbind(2)
     found = []
-    for n in range(sums.shape[2]):
+    for own, left in zip(sums, fades, strict=True):
         found.append(s)
-        s = (s if fade is None else s * fade[:, :, n, None, None]) + sums[:, :, n]
+        s = (s if left is None else s * left) + own
     out = inside @ v1.unsqueeze(2) + q @ torch.stack(found, 2).unsqueeze(2)
     return out.flatten(-3, -2)[..., :length, :], s
 
