@@ -37,8 +37,9 @@ def work(case, length, causal):
     cost = attention.traits(case[0]).cost
     # A stride is chosen for the length; whatever else depends on max_length is the model's, and stays.
     sizes = {"max_length": length if cost == "length^1.5" else 4096, "horizon": 4096}
-    run = build(case, num_heads=1, num_kv_heads=1, head_dim=8, **sizes)
-    inputs = [torch.randn(1, length, 1, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    # So wide that a state weighs as much as its chunk: what grows with their number squared would show.
+    run = build(case, num_heads=1, num_kv_heads=1, head_dim=64, **sizes)
+    inputs = [torch.randn(1, length, 1, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     with FlopCounterMode(display=False) as flops, Sizes() as sizes:
         run(*inputs, causal=causal).sum().backward()
     return {
