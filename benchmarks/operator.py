@@ -173,8 +173,18 @@ def measure(args: argparse.Namespace, shape: Shape, lengths: list[int], progress
     return data
 
 
+def refuse_shapes(p: Parser, args: argparse.Namespace) -> None:
+    """The promises made for a GPU have shapes of their own."""
+    for name in ("dtype", "lengths", "heads", "dim", "batch", "threads", "quick", "no_memory"):
+        if getattr(args, name) != p.get_default(name):
+            p.error(
+                f"--{name.replace('_', '-')} is for a CPU: on a GPU the promised shapes are measured, all of "
+                "them in bfloat16. Leave it out; --seconds makes a run shorter."
+            )
+
+
 def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
-    """The promises made for a GPU have shapes of their own: lengths, heads and batch are not asked."""
+    """Everything that is promised for a GPU."""
     from benchmarks import gpu
 
     shape = replace(shape, heads=gpu.HEADS, dtype=torch.bfloat16)
@@ -274,6 +284,8 @@ def main() -> None:
         write(data, folder_for(p, args.out or args.render.parent), args.render.stem)
         return
     shape, lengths = settings(p, args)
+    if shape.device.type == "cuda":
+        refuse_shapes(p, args)
     folder = folder_for(p, args.out or Path(__file__).resolve().parent / "reports")
     if shape.device.type == "cuda":
         on_gpu(args, shape, folder)

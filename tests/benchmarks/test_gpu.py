@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import gpu, gpu_report
+from benchmarks import operator as command
 from benchmarks.contenders import Contender, Shape, operator
 from benchmarks.gpu_plot import crossover, draw
 from benchmarks.gpu_targets import targets
@@ -126,15 +127,25 @@ def test_crossover(ours, theirs, length):
     assert length is None or math.isclose(found, length)
 
 
+@pytest.mark.parametrize(
+    "option", [["--lengths", "512"], ["--quick"], ["--dtype", "float16"], ["--no-memory"], ["--heads", "4"]],
+    ids=lambda o: o[0],
+)  # fmt: skip
+def test_no_option_is_ignored(option, capsys):
+    p = command.parser()
+    with pytest.raises(SystemExit) as left:
+        command.refuse_shapes(p, p.parse_args(["--device", "cuda", *option]))
+    assert left.value.code == 2
+    assert f"{option[0]} is for a CPU" in capsys.readouterr().err
+    command.refuse_shapes(p, p.parse_args(["--device", "cuda", "--seconds", "0.1", "--out", "x"]))
+
+
 def test_a_run_that_was_stopped_goes_on(record, monkeypatch, tmp_path):
     """What its record has is kept; a record of another commit, GPU or version is not."""
-    from benchmarks import operator as command
-
     data = record | {"gpu": record["gpu"] | {"finished": False}}
     last = data["gpu"]["parts"][-1]["contender"]
     data["gpu"]["parts"] = data["gpu"]["parts"][:-1]
     path = tmp_path / "record.json"
-    path.write_text(json.dumps(data))
     clean = record | {"commit": record["commit"] | {"dirty": False}}
     data["commit"] = clean["commit"]
     path.write_text(json.dumps(data))

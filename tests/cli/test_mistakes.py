@@ -283,14 +283,16 @@ def test_benchmarks_are_part_of_the_source_tree(tmp_path, capsys, monkeypatch):
     assert "a clone of the repository" in said
 
 
-def test_a_stopped_benchmark_says_what_was_kept(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("kept", ["nothing was written.", "the same command goes on with x/record.json."])
+def test_a_stopped_benchmark_says_what_was_kept(kept, capsys, monkeypatch):
     def stop(name, run_name, alter_sys):
-        sys.exit("\nStopped; nothing was written.")
+        sys.exit(f"\nStopped; {kept}")
 
     monkeypatch.setattr("runpy.run_module", stop)
     code, said = run(capsys, ["bench", "operator", "--quick", "--out", "x"])
     assert code == 130
-    assert said.strip().endswith("Start again with: cosformer bench operator --quick --out x")
+    again = "Start again with: cosformer bench operator --quick --out x"
+    assert said.strip().endswith(f"Stopped; {kept} {again}")
 
 
 def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):

@@ -54,13 +54,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         runpy.run_module(f"benchmarks.{args.benchmark}", run_name="__main__", alter_sys=False)
     except SystemExit as left:
-        if not isinstance(left.code, str) or "Stopped" not in left.code:
+        said = left.code.strip() if isinstance(left.code, str) else ""
+        if not said.startswith("Stopped"):
             raise
         again = shlex.join(["cosformer", "bench", args.benchmark, *args.options])
-        raise Stopped(
-            f"stopped: a benchmark is written when it is complete, and reports from before are as they were. "
-            f"Start again with: {again}"
-        ) from None
+        raise Stopped(f"{said} Start again with: {again}") from None
     finally:
         sys.argv = before
         sys.path.remove(str(tree))

@@ -11,6 +11,7 @@ configs.py   block sizes, a fixed table
 pieces.py    how a sequence is cut so that the whole GPU has work
 padding.py   how tensors must lie
 carried.py   states on their way between kernels
+launching.py Triton's innermost launcher
 tape.py      calls written down once and played again
 kernels.py   the kernels of one call as methods
 run.py       which kernels make up a forward and a backward
