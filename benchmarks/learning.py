@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks import machine
 from benchmarks.terminal import Parser, markdown
+from cosformer import attention as known
 from cosformer import tasks
 from cosformer.tasks import DataError, Rows, Task
 from cosformer.tasks.finetuning import FOLDS
@@ -184,9 +185,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=machine.ROOT / "results", help="of records and table")
     args = parser.parse_args()
     path, absent = args.out / f"learning-{args.scale}.jsonl", []
-    for name in args.recipes.split(","):
-        for attention in args.attentions.split(","):
-            run = recipes.build(name, scale=args.scale, attention=attention, seed=args.seed, device="cpu")
+    attentions = args.attentions.split(",")
+    options = {"scale": args.scale, "seed": args.seed, "device": "cpu"}
+    try:  # all of them before the first is trained
+        for attention in attentions:
+            known.traits(attention)
+        runs = {
+            name: {attention: recipes.build(name, attention=attention, **options) for attention in attentions}
+            for name in args.recipes.split(",")
+        }
+    except ValueError as error:
+        parser.error(str(error))
+    for name, of_attention in runs.items():
+        for attention, run in of_attention.items():
             folder = args.folder / f"{name}-{attention}-{args.seed}-{args.scale}"
             try:
                 record = trained(run, folder)

@@ -182,3 +182,17 @@ def tiny_text(tmp_path, monkeypatch):
     (tmp_path / "enwik8").mkdir()
     letters = torch.randint(4, (40_000,), generator=torch.Generator().manual_seed(0))
     (tmp_path / "enwik8" / "enwik8").write_bytes(bytes((letters + 97).tolist()))
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--recipes=mqar,rtee", "no recipe 'rtee'"), ("--attentions=softmax,softmx", "'softmx'")],
+    ids=str,
+)
+def test_a_mistake_is_found_before_anything_is_trained(option, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(learning, "trained", lambda run, folder: pytest.fail("it began"))
+    monkeypatch.setattr("sys.argv", ["learning", option, f"--out={tmp_path}", f"--folder={tmp_path}"])
+    with pytest.raises(SystemExit) as left:
+        learning.main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
