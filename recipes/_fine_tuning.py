@@ -1,4 +1,5 @@
-"""What the fine-tuning recipes share: the sizes of `recipes/mlm.py` at each scale, so that its weights fit.
+"""What the fine-tuning recipes share: the sizes of `recipes/mlm.py` at each scale, so that its weights fit
+(but for `tiny` where there are two sentences, which has sizes of its own).
 
     build("small", initial="runs/mlm/checkpoint-10000")
 
