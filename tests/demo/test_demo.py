@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,8 @@ def test_a_real_interrupt_ends_it_in_seconds(tmp_path):
         [sys.executable, "-m", "cosformer", "demo", "--out", str(tmp_path), "--seconds", "86400"],
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # Tests that a shell has started in the background ignore the signal, and so would what they start.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         assert "Training" in process.stdout.readline()
