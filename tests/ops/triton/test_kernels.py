@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from cosformer.ops import shortcut
-from cosformer.ops.triton import pieces, tape
+from cosformer.ops.triton import kernels, pieces, tape
 from cosformer.ops.triton.rows import phases
 
 GPU = torch.cuda.is_available()
@@ -96,6 +96,21 @@ def test_every_kind_of_call(dtype, shape, kind, causal, cut):
         ),
         dtype,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask", "mask+state"])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_states_of_pieces_that_are_summed_up_in_parts(kind, kv_heads, monkeypatch):
+    monkeypatch.setattr(pieces, "SHORTEST", 64)
+    monkeypatch.setattr(tape, "TAPES", {})
+    monkeypatch.setattr(shortcut, "_known", {})
+    parts = []
+    real = kernels.parts_of
+    monkeypatch.setattr(kernels, "parts_of", lambda *a: parts.append(real(*a)) or parts[-1])
+    case = make(batch=2, tq=400, heads=2, kv_heads=kv_heads, causal=True, **KINDS[kind])
+    assert_right(case, torch.float32)
+    assert parts
+    assert set(parts) == {2}
 
 
 @pytest.mark.parametrize("kind", ["plain", "mask+state"])

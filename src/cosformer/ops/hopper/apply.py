@@ -29,7 +29,6 @@ from cosformer.ops.hopper.tiles import (
     lines,
     matrix,
     of_rows,
-    phased,
     phases,
     product,
     put,
@@ -38,6 +37,7 @@ from cosformer.ops.hopper.tiles import (
     send,
     spread,
     sync,
+    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "s_stride",
@@ -107,8 +107,8 @@ def apply_o(
         cos, sin = phases(origin + first + of_q, theta)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         x = flat(qs.index(stage)).load(left(RESULT))
-        q_c = phased(x, cos)
-        q_s = phased(x, sin)
+        q_c = turned(x, cos)
+        q_s = turned(x, sin)
         acc = warpgroup_mma(q_c, s_c, no_result, use_acc=False, is_async=True)
         acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
         n_c = gl.convert_layout(q_c, left(NARROW))

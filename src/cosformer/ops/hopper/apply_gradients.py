@@ -44,6 +44,7 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     sync,
+    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
@@ -226,8 +227,8 @@ def apply_dkv(
         y = warpgroup_mma(tile_v, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
         y = warpgroup_mma(ones, z_s, y, is_async=True)
         k_tile = tile_k.load(left(RESULT))
-        k_c = phased(k_tile, cos)
-        k_s = phased(k_tile, sin)
+        k_c = turned(k_tile, cos)
+        k_s = turned(k_tile, sin)
         w = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
         w = warpgroup_mma(k_s, s_s, w, is_async=True)
         x, y = warpgroup_mma_wait(num_outstanding=2, deps=[x, y])

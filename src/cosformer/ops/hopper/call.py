@@ -306,8 +306,8 @@ class Call:
     ) -> None:  # fmt: skip
         heads = states.shape[1]
         self.tape.launch(
-            scan, -(-states.shape[-1] // SCANNED) * heads * self.rows, states, *(came or NOTHING)[:2],
-            *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each,
+            scan, -(-states.shape[-1] // SCANNED) * heads * self.rows, states, states if prefix else None,
+            *(came or NOTHING)[:2], *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each, 1,
             *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=heads, D=self.dims[0], DV=self.dims[1],
             PACKED=self.packed, STARTED=came is not None, STORED=after is not None, PREFIX=prefix,
             BACKWARDS=backwards, BLOCK=SCANNED, num_warps=2,

@@ -63,6 +63,7 @@ from cosformer.ops.hopper.tiles import (
     send,
     spread,
     sync,
+    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
@@ -216,8 +217,8 @@ def walk_o(
         else:
             y = tile_q.load(left(SQUARE))
             cos_q, sin_q = phases(origin + first + of_q, theta)
-            q_c = phased(y, cos_q)
-            q_s = phased(y, sin_q)
+            q_c = turned(y, cos_q)
+            q_s = turned(y, sin_q)
         fence_async_shared()
         p = warpgroup_mma(q_c, k_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(q_s, k_s.permute((1, 0)), p, is_async=True)

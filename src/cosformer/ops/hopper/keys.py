@@ -55,6 +55,7 @@ from cosformer.ops.hopper.tiles import (
     send,
     spread,
     sync,
+    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride", "s_stride", "z_stride",
@@ -182,8 +183,8 @@ def walk_dkv(
             zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
             zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
         x = k_c.load(LINES)
-        k_c.store(phased(x, cos))
-        k_s.store(phased(x, sin))
+        k_c.store(turned(x, cos))
+        k_s.store(turned(x, sin))
         fence_async_shared()
         p = warpgroup_mma(k_c, q_c.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(k_s, q_s.permute((1, 0)), p, is_async=True)

@@ -45,6 +45,7 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     sync,
+    turned,
 )
 
 RUNTIME = ["pieces", "theta", "eps", "tokens"]
@@ -140,8 +141,8 @@ def give_o(
     no_parts = gl.zeros([CHUNK, RUNS], gl.float32, NARROW)
     cos, sin = phases(before + of_q, theta)
     x = tile.load(left(RESULT))
-    q_c = phased(x, cos)
-    q_s = phased(x, sin)
+    q_c = turned(x, cos)
+    q_s = turned(x, sin)
     acc = warpgroup_mma(q_c, s_c, no_result, use_acc=False, is_async=True)
     acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
     n_c = gl.convert_layout(q_c, left(NARROW))

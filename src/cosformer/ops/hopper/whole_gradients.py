@@ -38,6 +38,7 @@ from cosformer.ops.hopper.tiles import (
     runs,
     scratch,
     sync,
+    turned,
 )
 from cosformer.ops.hopper.whole import RUNTIME, absorbed, bring_next, hand_out, settle
 
@@ -112,8 +113,8 @@ def give_dkv(
     y = warpgroup_mma(ones, z_s, y, is_async=True)
     cos, sin = phases(before + of_k, theta)
     k_tile = tile_k.load(left(RESULT))
-    k_c = phased(k_tile, cos)
-    k_s = phased(k_tile, sin)
+    k_c = turned(k_tile, cos)
+    k_s = turned(k_tile, sin)
     x, y = warpgroup_mma_wait(num_outstanding=0, deps=[x, y])
     cos_y, sin_y = phases(before + of_y, theta)
     y = x * cos_y[:, None] + y * sin_y[:, None]

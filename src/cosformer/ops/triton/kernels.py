@@ -19,6 +19,7 @@ from cosformer.ops.triton.pieces import (
     cut,
     cut_documents,
     multiprocessors,
+    parts_of,
     size_of_pieces,
 )
 from cosformer.ops.triton.states import absorb, scan
@@ -112,7 +113,7 @@ class Kernels:
         if pieces.single and came is None:
             return self.within(states)
         after = self.new_state()
-        self._scan(states, pieces, came, after, prefix=False, backwards=False)
+        self._scan(states, pieces, came, after)
         return after
 
     def starts(
@@ -120,10 +121,15 @@ class Kernels:
     ) -> tuple[State, State | None]:
         """What each piece of a walk starts from and, if asked, what is there after the last."""
         unused = "none" if total else "first" if what == "dv" else "last"
-        states = self._absorb(what, t, pieces, self._blocks("absorb", what, self.dims[0]), unused)
+        parts = parts_of(pieces, self.key_heads, self.device)
+        small = pieces.divided(parts)
+        states = self._absorb(
+            what, t, small, self._blocks("absorb", what, self.dims[0]), unused, 0 if total else parts
+        )
+        begin = states if parts == 1 else self.new_states(pieces.slots)
         after = self.new_state() if total else None
-        self._scan(states, pieces, came, after, prefix=True, backwards=what == "dv")
-        return self.within(states), after
+        self._scan(states, small, came, after, begin, what == "dv", parts)
+        return self.within(begin), after
 
     def walk(
         self, what: str, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
@@ -209,33 +215,37 @@ class Kernels:
             D=d, DV=dv, MASKED=self.mask is not None, BF=power_of_two(d), BN=columns, num_warps=4,
         )  # fmt: skip
 
-    def _absorb(self, what: str, t: slice, pieces: Pieces, blocks: Blocks, unused: str = "none") -> Tensor:
-        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece; the unused one's is not written."""
+    def _absorb(
+        self, what: str, t: slice, pieces: Pieces, blocks: Blocks, unused: str = "none", so_many: int = 0
+    ) -> Tensor:
+        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece; those of `so_many` unused ones of each row are
+        not written."""
         d, dv = self.dims
         states = self.new_states(pieces.slots)
         b, c = self._of("k" if what == "o" else "q", t), self._of("v" if what == "o" else "g", t)
         options = blocks.options(d, dv)
-        count = pieces.count if unused == "none" or self.cu is not None else pieces.count - self.rows
+        count = pieces.count if self.cu is not None else pieces.count - so_many * self.rows
         self.tape.launch(
             absorb, -(-dv // options["BN"]) * self.key_heads * count,
             b, c, *self._vectors(t)[1:], self._masked(t), self.positions, states, *pieces.tables,
-            self._origin(what == "dv") + t.start, t.stop - t.start, pieces.each, pieces.size, self.horizon,
-            *_strides(b, c), *self.d.stride()[:2], self.mask_stride, HEADS=self.key_heads,
+            self._origin(what == "dv") + t.start, t.stop - t.start, pieces.each, pieces.size, so_many,
+            self.horizon, *_strides(b, c), *self.d.stride()[:2], self.mask_stride, HEADS=self.key_heads,
             GROUP=self.heads // self.key_heads if what == "dv" else 1, WHAT=what,
             UNUSED=unused, **options, **self.common,
         )  # fmt: skip
         return states
 
     def _scan(
-        self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,
-        backwards: bool,
+        self, states: Tensor, pieces: Pieces, came: State | None, after: State | None,
+        begin: Tensor | None = None, backwards: bool = False, parts: int = 1,
     ) -> None:  # fmt: skip
         self.tape.launch(
             scan, -(-states.shape[-1] // SCANNED) * self.key_heads * self.rows,
-            states, *(came or NOTHING)[:2], *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each,
-            *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=self.key_heads, D=self.dims[0],
-            DV=self.dims[1], PACKED=self.cu is not None, STARTED=came is not None, STORED=after is not None,
-            PREFIX=prefix, BACKWARDS=backwards, BLOCK=SCANNED, num_warps=2,
+            states, begin, *(came or NOTHING)[:2], *(after or NOTHING)[:2], pieces.first, pieces.slot,
+            pieces.each, parts, *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=self.key_heads,
+            D=self.dims[0], DV=self.dims[1], PACKED=self.cu is not None, STARTED=came is not None,
+            STORED=after is not None, PREFIX=begin is not None, BACKWARDS=backwards, BLOCK=SCANNED,
+            num_warps=2,
         )  # fmt: skip
 
     def within(self, states: Tensor) -> State:

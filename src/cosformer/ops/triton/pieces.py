@@ -11,6 +11,7 @@ SHORTEST = 256
 # Programs a multiprocessor: a row is cut where they stay below, into as many pieces as do not exceed it
 # (one more, and the last would run alone after all others). A walk holds so many registers that two fit.
 WALKS = 2
+SUMS = 3  # programs that sum up states, which hold fewer
 ROWS = 8  # applying a state takes few
 _MULTIPROCESSORS = 128  # where there is no GPU to ask
 
@@ -42,6 +43,12 @@ class Pieces:
         """Every row is one piece."""
         return self.cu is None and self.each == 1
 
+    def divided(self, parts: int) -> "Pieces":
+        """The same tokens in so many times as many pieces."""
+        if parts == 1:
+            return self
+        return Pieces(self.size // parts, self.each * parts, self.count * parts, self.slots * parts)
+
 
 def size_of_pieces(rows: int, length: int, programs: int, wanted: int, device: torch.device) -> int:
     """Tokens, when a piece keeps so many programs busy and a multiprocessor wants so many."""
@@ -49,6 +56,18 @@ def size_of_pieces(rows: int, length: int, programs: int, wanted: int, device: t
         wanted * multiprocessors(device) // torch.sym_max(1, rows * programs), length // SHORTEST
     )
     return -(-length // n // 64) * 64 if n > 1 else torch.sym_max(1, length)
+
+
+def parts_of(pieces: Pieces, heads: int, device: torch.device) -> int:
+    """How many states are summed up for each piece of a walk, so that as many programs as fit do so: the
+    last piece of a row has no need of its own."""
+    parts, there = 1, pieces.count - pieces.count // max(1, pieces.each)
+    while (
+        pieces.cu is None and 2 * parts * there * heads <= SUMS * multiprocessors(device)
+        and pieces.size % (2 * parts * 64) == 0 and pieces.size // (2 * parts) >= SHORTEST
+    ):  # fmt: skip
+        parts *= 2
+    return parts
 
 
 def states_to_keep(rows: int, length: int, heads: int, device: torch.device) -> int:

@@ -7,8 +7,9 @@ the gradients of their results ("dv"; the table in rows.py):
 
 One program takes one key head of one piece and BN columns of c; it reads b and c once (2 tensors) and
 writes 2 D (Dv + 1) numbers. `scan` then turns the states of a row's pieces into what each piece finds
-when it starts, in place, and gives the sum of all: together with a second pass over the pieces, long
-rows are walked by many programs at once.
+when it starts, and gives the sum of all: together with a second pass over the pieces, long rows are
+walked by many programs at once. More programs sum than walk, because they need fewer registers: a piece of
+a walk is then several of `absorb`.
 """
 
 import triton
@@ -17,17 +18,19 @@ import triton.language as tl
 from cosformer.ops.triton.rows import at, feature, inner, locate, narrow, partial, phases, read, visible
 
 
-@triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h", "mask_stride"])
+@triton.jit(
+    do_not_specialize=["origin", "length", "pieces", "size", "unused", "row_b", "row_h", "mask_stride"]
+)
 def absorb(
     B, C, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
-    horizon, b_b, b_t, b_h, c_b, c_t, c_h, row_b, row_h, mask_stride,
+    unused, horizon, b_b, b_t, b_h, c_b, c_t, c_h, row_b, row_h, mask_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
     UNUSED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """HEADS key heads; with "dv", GROUP heads of b and c belong to each of them. UNUSED: nobody will ask for
-    the state of a row's "first" or "last" piece."""
+    the states of a row's "first" or "last" `unused` pieces."""
     BLOCKS: tl.constexpr = (DV + BN - 1) // BN
     PAD_F: tl.constexpr = D != BF
     PAD_N: tl.constexpr = DV % BN != 0
@@ -36,8 +39,10 @@ def absorb(
     block = pid % BLOCKS
     head = pid // BLOCKS % HEADS
     piece = pid // (BLOCKS * HEADS)
-    if UNUSED != "none" and not PACKED:  # has no program: packed, a piece does not know what it is
-        piece += piece // (pieces - 1) + (UNUSED == "first")
+    if UNUSED != "none" and not PACKED:  # have no program: packed, a piece does not know what it is
+        piece += piece // (pieces - unused) * unused
+        if UNUSED == "first":
+            piece += unused
     row, start, begin, end, slot = locate(piece, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED)
     if CARRIED:
         origin += tl.load(POSITIONS + row, mask=begin < end, other=0).to(tl.int32)
@@ -100,14 +105,24 @@ def _piece(STATES, slot, i, count, head, n, HEADS: tl.constexpr, SIZE: tl.conste
     return STATES + ((slot + i).to(tl.int64) * HEADS + head) * SIZE + n
 
 
-@triton.jit(do_not_specialize=["pieces"])
+@triton.jit
+def _note(BEGIN, slot, i, count, parts, head, n, total, real, HEADS: tl.constexpr, SIZE: tl.constexpr,
+          BACKWARDS: tl.constexpr):  # fmt: skip
+    """What is there before piece i, if it is the first of `parts`."""
+    where = _piece(BEGIN, slot // parts, i // parts, count // parts, head, n, HEADS, SIZE, BACKWARDS)
+    tl.store(where, total, mask=real & (i < count) & (i % parts == 0))
+
+
+@triton.jit(do_not_specialize=["pieces", "parts"])
 def scan(
-    STATES, S_IN, Z_IN, S_OUT, Z_OUT, FIRST, SLOT, pieces, s_stride, z_stride, s_out_stride, z_out_stride,
+    STATES, BEGIN, S_IN, Z_IN, S_OUT, Z_OUT, FIRST, SLOT, pieces, parts, s_stride, z_stride, s_out_stride,
+    z_out_stride,
     HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PACKED: tl.constexpr, STARTED: tl.constexpr,
     STORED: tl.constexpr, PREFIX: tl.constexpr, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """STATES [slots, HEADS, 2 D (Dv + 1)]: S, then z, of each piece. PREFIX: each becomes the sum of
-    those before it (after it, if BACKWARDS) and of what came in; STORED: the sum of all goes out.
+    """STATES [slots, HEADS, 2 D (Dv + 1)]: S, then z, of each piece. PREFIX: the sum of those before each
+    one (after it, if BACKWARDS) and of what came in goes to BEGIN, which may be STATES, or of one in
+    `parts` alone; STORED: the sum of all goes out.
 
     No sum is ever made by taking a piece away from a larger one: a piece of queries that see no key
     has a state a million times larger (1 / eps) than the pieces beside it.
@@ -145,10 +160,12 @@ def scan(
         x2 = tl.load(p2, mask=real & (i + 2 < count), other=0.0)
         x3 = tl.load(p3, mask=real & (i + 3 < count), other=0.0)
         if PREFIX:
-            tl.store(p0, total, mask=real)
-            tl.store(p1, total + x0, mask=real & (i + 1 < count))
-            tl.store(p2, total + x0 + x1, mask=real & (i + 2 < count))
-            tl.store(p3, total + x0 + x1 + x2, mask=real & (i + 3 < count))
+            y1 = total + x0
+            y2 = y1 + x1
+            _note(BEGIN, slot, i, count, parts, head, n, total, real, HEADS, SIZE, BACKWARDS)
+            _note(BEGIN, slot, i + 1, count, parts, head, n, y1, real, HEADS, SIZE, BACKWARDS)
+            _note(BEGIN, slot, i + 2, count, parts, head, n, y2, real, HEADS, SIZE, BACKWARDS)
+            _note(BEGIN, slot, i + 3, count, parts, head, n, y2 + x2, real, HEADS, SIZE, BACKWARDS)
         total = total + x0 + x1 + x2 + x3
     if STORED:
         tl.store(S_OUT + index * s_out_stride + n, total, mask=in_matrix)
