@@ -74,6 +74,20 @@ def test_addresses_of_the_tensors_given(kernel):
         assert (state.s_stride, state.z_stride) == (4, 4)
 
 
+def test_who_wants_the_first_result_alone(kernel):
+    tape = Tape((torch.zeros(3, 5),), torch.device("cpu"), True)
+    first, second = tape.empty((6, 4)), tape.empty((5, 3))
+    tape.launch(kernel, 7, first, second, 5, tape.empty((9,)), SIZE=16)
+    tape.finish(first, second)
+    (out,) = tape.first().play((torch.zeros(3, 5),))
+    _, (a, b, _, c, _) = kernel.started[-1]
+    assert a == out.data_ptr()
+    assert out.shape == (6, 4)
+    assert c == b + 256  # the second lies with what nobody gets
+    results = tape.play((torch.zeros(3, 5),))
+    assert [x.data_ptr() for x in results] == kernel.started[-1][1][:2]
+
+
 def test_tensors_that_share_memory(kernel):
     """The second lies inside the first when the tape is written, and before it when it is played."""
     block = torch.zeros(40)

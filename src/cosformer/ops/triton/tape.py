@@ -7,6 +7,7 @@ a list of allocations and of compiled kernels with their arguments, in which onl
 
 import threading
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -38,16 +39,27 @@ class Described(NamedTuple):
     """An argument that is made from an address, and what was made for the addresses seen."""
 
     argument: int
-    place: Place
+    tensor: int
+    offset: int
     make: Callable[[int], Any]
     known: dict[int, Any]
 
 
 class Started(NamedTuple):
+    """`moving`: arguments that are addresses, each with its tensor and offset."""
+
     play: Callable[[int, list[Any]], None]
     values: list[Any]
-    moving: list[tuple[int, Place]]
+    moving: list[tuple[int, int, int]]
     described: list[Described]
+
+
+class Made(NamedTuple):
+    """A tensor that a call allocates."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    bytes: int
 
 
 class Tape:
@@ -59,8 +71,9 @@ class Tape:
         self.inputs = len(inputs)
         self.starts: list[Started] = []
         self.results: list[Any] = []
-        # What is given back, and where the rest lies in memory that is taken once for all of it.
-        self.made: list[tuple[tuple[int, ...], torch.dtype] | int] = []
+        self.made: list[Made] = []
+        # What of it is given back, and where the rest lies in memory that is taken once for all of that.
+        self.places: list[Made | int] = []
         self.scratch = 0
         self._tensors: list[Input] = list(inputs)  # while it is written
 
@@ -82,15 +95,15 @@ class Tape:
         if not self.complete:
             return
         values: list[Any] = []
-        moving: list[tuple[int, Place]] = []
+        moving: list[tuple[int, int, int]] = []
         described: list[Described] = []
         for x in arguments:
             if isinstance(x, Tensor):
-                moving.append((len(values), self.place(x.data_ptr())))
+                moving.append((len(values), *self.place(x.data_ptr())))
                 values.append(0)
             elif (made := self.description(x, compiled, len(described))) is not None:
                 pointer, make, encoded = made
-                described.append(Described(len(values), self.place(pointer), make, {}))
+                described.append(Described(len(values), *self.place(pointer), make, {}))
                 values += encoded
             else:
                 values.append(x)
@@ -106,15 +119,28 @@ class Tape:
     def finish(self, *results: Any) -> None:
         """`results`: each None, a tensor or a State, made by `empty` or given."""
         self.results = [self._places(x) for x in results]
-        returned = {place.tensor for x in self.results for place in _flat(x)}
-        for i, x in enumerate(self._tensors[self.inputs :], self.inputs):
-            assert x is not None
-            if i in returned:
-                self.made.append((tuple(x.shape), x.dtype))
-            else:
-                self.made.append(self.scratch)
-                self.scratch += -(-x.nbytes // LINE) * LINE
+        self.made = [
+            Made(tuple(x.shape), x.dtype, x.nbytes) for x in self._tensors[self.inputs :] if x is not None
+        ]
         self._tensors.clear()
+        self._lay_out()
+
+    def first(self) -> "Tape":
+        """The same for a caller who wants the first result alone."""
+        tape = copy(self)
+        tape.results = self.results[:1]
+        tape._lay_out()
+        return tape
+
+    def _lay_out(self) -> None:
+        returned = {place.tensor for x in self.results for place in _flat(x)}
+        self.places, self.scratch = [], 0
+        for i, made in enumerate(self.made, self.inputs):
+            if i in returned:
+                self.places.append(made)
+            else:
+                self.places.append(self.scratch)
+                self.scratch += -(-made.bytes // LINE) * LINE
 
     def play(self, inputs: tuple[Input, ...]) -> list[Any]:
         tensors, device = list(inputs), self.device
@@ -122,20 +148,20 @@ class Tape:
         if self.scratch:
             scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
             base = scratch.data_ptr()
-        for made in self.made:
+        for made in self.places:
             if isinstance(made, int):
                 tensors.append(None)
                 addresses.append(base + made)
             else:
-                x = torch.empty(made[0], dtype=made[1], device=device)
+                x = torch.empty(made.shape, dtype=made.dtype, device=device)
                 tensors.append(x)
                 addresses.append(x.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         for play, template, moving, described in self.starts:
             values = template.copy()
-            for i, (tensor, offset) in moving:
+            for i, tensor, offset in moving:
                 values[i] = addresses[tensor] + offset
-            for i, (tensor, offset), make, known in described:
+            for i, tensor, offset, make, known in described:
                 address = addresses[tensor] + offset
                 found = known.get(address)
                 if found is None:
@@ -186,9 +212,10 @@ def _take(x: Any, tensors: list[Any]) -> Any:
 def get_ready(device: torch.device) -> None:
     """A thread has the context of its GPU only after a call of the CUDA runtime; a fresh one, as PyTorch's
     own for the backward, may come here without. Addresses cannot be described there."""
-    if device not in _here.__dict__.setdefault("devices", set()):
+    devices = _here.__dict__.get("devices", ())
+    if device not in devices:
         torch.cuda.mem_get_info(device)
-        _here.devices.add(device)
+        _here.devices = (*devices, device)
 
 
 def player(
@@ -201,7 +228,7 @@ def player(
     tape = TAPES.get(_name(function, (r.q, r.k, r.v, *nothing), settings))
     if tape is None:
         return None
-    device, run = r.q.device, tape.play
+    device, run = r.q.device, tape.first().play
 
     def play(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         get_ready(device)
