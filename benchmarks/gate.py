@@ -57,8 +57,8 @@ def examine(contender: Contender, shape: Shape) -> dict[str, Any]:
             try:
                 errors = errors_of(Work(contender, inputs, mode, "forward+backward")(), true)
             except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
-                said = str(error).strip().splitlines() or [""]
-                return {**record, "verdict": "refused", "reason": f"{type(error).__name__}: {said[0]}"}
+                said = " ".join(str(error).split("\n\n")[0].split())
+                return {**record, "verdict": "refused", "reason": f"{type(error).__name__}: {said}"}
             for part, error_, allowed in zip(PARTS, errors, (2 * e + floor for e in plain), strict=True):
                 record["checks"].append(
                     {"mode": mode, "length": length, "part": part, "error": error_, "allowed": allowed}
