@@ -60,3 +60,22 @@ def test_every_chip(capability, dim):
         *_, stack, shared = line.split()
         assert int(shared) <= SHARED[capability] * 1024, line
         assert int(stack) <= SPILLED[dim], line
+
+
+LENGTHS = (
+    COMPILE.split("capability, dim =")[0]
+    + """
+def constants(launch):
+    given = ((p.name, launch.args[p.name]) for p in launch.kernel.params if p.is_constexpr)
+    return launch.kernel.__name__, tuple((name, str(x)) for name, x in given)
+
+for causal in (True, False):
+    found = [{constants(x) for x in record(64, causal, n, batch=1)} for n in (999, 4096, 70001)]
+    assert found[0] == found[1] == found[2], found
+print("the same")
+"""
+)
+
+
+def test_no_length_is_among_what_is_compiled():
+    assert run(LENGTHS) == ["the same"]

@@ -34,7 +34,8 @@ from cosformer.ops.triton.rows import (
 def apply(
     A, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT,
     origin, length, pieces, size, horizon, eps,
-    a_b, a_t, a_h, y_b, y_t, y_h, x_b, x_t, x_h, row_b, row_h, mask_stride, s_stride, z_stride,
+    a_b, a_t: tl.constexpr, a_h, y_b, y_t: tl.constexpr, y_h, x_b, x_t: tl.constexpr, x_h,
+    row_b, row_h, mask_stride, s_stride, z_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
     STARTED: tl.constexpr,

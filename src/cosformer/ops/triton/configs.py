@@ -1,7 +1,8 @@
 """Block sizes: a small fixed table, so that the same call always runs the same code.
 
-The kernels are compiled once for a head size, a type and a kind of call; no length is among what a
-kernel is compiled for, and nothing is tuned at run time.
+The kernels are compiled once for a head size, a type, the number of heads, the distance in memory from one
+token to the next and a kind of call; no length is among what a kernel is compiled for, and nothing is tuned
+at run time.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ from cosformer.ops.triton.rows import at, feature, inner, locate, narrow, partia
 )
 def absorb(
     B, C, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
-    unused, horizon, b_b, b_t, b_h, c_b, c_t, c_h, row_b, row_h, mask_stride,
+    unused, horizon, b_b, b_t: tl.constexpr, b_h, c_b, c_t: tl.constexpr, c_h, row_b, row_h, mask_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
     UNUSED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,

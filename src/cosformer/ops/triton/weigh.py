@@ -12,7 +12,8 @@ from cosformer.ops.triton.rows import read
 
 @triton.jit(do_not_specialize=["length", "row_b", "row_h"])
 def weigh(
-    G, O, DENOMINATOR, INVERSE, E, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
+    G, O, DENOMINATOR, INVERSE, E, length, eps, g_b, g_t: tl.constexpr, g_h, o_b, o_t: tl.constexpr, o_h,
+    row_b, row_h,
     HEADS: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """e is zero where eps holds d; both are zero where g is."""
