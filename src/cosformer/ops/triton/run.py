@@ -62,8 +62,9 @@ def _forward(
     after = need_state or late.q.stop > late.q.start
     kept = None
     if both.q.stop > both.q.start:
-        state, begin = _walk_forward(run, both, state, after)
-        if keep and begin is not None and _begin_and_end_together(q, k, offset, cu_seqlens):
+        keep = keep and _begin_and_end_together(q, k, offset, cu_seqlens)
+        state, begin = _walk_forward(run, both, state, after, keep)
+        if keep and begin is not None:
             kept = begin.s
     run.apply("o", late.q, state)
     if need_state:
@@ -166,15 +167,21 @@ def _begin_and_end_together(q: Tensor, k: Tensor, offset: int, cu_seqlens: Tenso
 
 
 def _walk_forward(
-    run: Kernels, span: Span, came: State | None, need_state: bool
+    run: Kernels, span: Span, came: State | None, need_state: bool, keep: bool
 ) -> tuple[State | None, State | None]:
-    """The state after the span, if needed, and those its pieces started from, if there are several."""
+    """The state after the span, if needed, and those its pieces started from, if there are several and they
+    are to be kept."""
     pieces = run.pieces(span.q, every=need_state or came is not None)
     after: State | None = None
     if pieces.single:
         after = run.new_state() if need_state else None
         run.walk("o", *span, pieces, came, after)
         return after, None
+    two = run.two_at_once(pieces, span.q)
+    if two is not None:
+        after, kept = run.new_state() if need_state else None, run.new_states(pieces.slots) if keep else None
+        run.walk("o", *span, pieces, came, after, two, kept)
+        return after, None if kept is None else run.within(kept)
     begin, after = run.starts("o", span.k, came, pieces, total=need_state)
     run.walk("o", *span, pieces, begin, None)
     return after, begin

@@ -18,6 +18,15 @@ import triton.language as tl
 from cosformer.ops.triton.rows import at, feature, inner, locate, narrow, partial, phases, read, visible
 
 
+@triton.jit
+def absorbed(b, x, c, s, sc, ss, zc, zs, PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """A state of keys with one more chunk."""
+    bc, bs = feature(b, c, DOT, PRECISION), feature(b, s, DOT, PRECISION)
+    zc += partial(bc.to(tl.float32), PARTS)
+    zs += partial(bs.to(tl.float32), PARTS)
+    return inner(tl.trans(bc), x, sc, PRECISION), inner(tl.trans(bs), x, ss, PRECISION), zc, zs
+
+
 @triton.jit(
     do_not_specialize=["origin", "length", "pieces", "size", "unused", "row_b", "row_h", "mask_stride"]
 )
@@ -72,9 +81,7 @@ def absorb(
             x = read(at(C, row, token, h, c_b, c_t, c_h, PACKED), c_t, rows, seen, columns, DV, PAD_N)
             x = narrow(x, DOT, PRECISION)
             if WHAT == "o":
-                bc, bs = feature(b, c, DOT, PRECISION), feature(b, s, DOT, PRECISION)
-                zc += partial(bc.to(tl.float32), PARTS)
-                zs += partial(bs.to(tl.float32), PARTS)
+                sc, ss, zc, zs = absorbed(b, x, c, s, sc, ss, zc, zs, PARTS, DOT, PRECISION)
             else:
                 vector = (0 if PACKED else row.to(tl.int64) * row_b) + token + h.to(tl.int64) * row_h
                 r = tl.load(INVERSE + vector + rows, mask=inside, other=0.0)
@@ -83,8 +90,8 @@ def absorb(
                 bc, bs = feature(b, c * r, DOT, PRECISION), feature(b, s * r, DOT, PRECISION)
                 zc += partial(bc.to(tl.float32) * e[:, None], PARTS)
                 zs += partial(bs.to(tl.float32) * e[:, None], PARTS)
-            sc = inner(tl.trans(bc), x, sc, PRECISION)
-            ss = inner(tl.trans(bs), x, ss, PRECISION)
+                sc = inner(tl.trans(bc), x, sc, PRECISION)
+                ss = inner(tl.trans(bs), x, ss, PRECISION)
 
     MATRIX: tl.constexpr = D * DV
     STATES += (slot * HEADS + head).to(tl.int64) * (2 * MATRIX + 2 * D)

@@ -38,6 +38,7 @@ from cosformer.ops.triton.rows import (
     visible,
     write,
 )
+from cosformer.ops.triton.states import absorbed
 
 
 @triton.jit
@@ -99,23 +100,55 @@ def turned(
     return acc, S, z
 
 
-@triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h", "mask_stride"])
+@triton.jit
+def caught_up(
+    B, C, MASK, row, head, begin, end, origin, horizon, features, columns, sc, ss, zc, zs, b_b,
+    b_t: tl.constexpr, b_h, c_b, c_t: tl.constexpr, c_h, mask_stride, F: tl.constexpr, N: tl.constexpr,
+    MASKED: tl.constexpr, CHUNK: tl.constexpr, PAD_F: tl.constexpr, PAD_N: tl.constexpr, PARTS: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A state of keys with those of [begin, end), whole chunks."""
+    rows = tl.arange(0, CHUNK)
+    for i in range(tl.cdiv(end - begin, CHUNK)):
+        first = begin + i * CHUNK
+        seen = visible(MASK, mask_stride, row, first + rows, rows >= 0, MASKED)
+        b = read(at(B, row, first, head, b_b, b_t, b_h, False), b_t, rows, seen, features, F, PAD_F)
+        x = read(at(C, row, first, head, c_b, c_t, c_h, False), c_t, rows, seen, columns, N, PAD_N)
+        c, s = phases(origin + first + rows, horizon, DOT)
+        sc, ss, zc, zs = absorbed(b, narrow(x, DOT, PRECISION), c, s, sc, ss, zc, zs, PARTS, DOT, PRECISION)
+    return sc, ss, zc, zs
+
+
+@triton.jit
+def store(
+    S, Z, tile, whole, of_z, real, sc, ss, zc, zs, D: tl.constexpr, DV: tl.constexpr, Z_TOO: tl.constexpr
+):
+    tl.store(S + tile, sc, mask=whole)
+    tl.store(S + D * DV + tile, ss, mask=whole)
+    if Z_TOO:
+        tl.store(Z + of_z, tl.sum(zc, 0), mask=real)
+        tl.store(Z + D + of_z, tl.sum(zs, 0), mask=real)
+
+
+@triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "half", "row_b", "row_h", "mask_stride"])
 def walk(
-    A, B, C, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST, SLOT,
-    origin, length, pieces, size, horizon, eps,
+    A, B, C, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, KEPT, CU, DOCUMENT, FIRST,
+    SLOT, origin, length, pieces, size, half, horizon, eps,
     a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, c_b, c_t: tl.constexpr, c_h,
     y_b, y_t: tl.constexpr, y_h, x_b, x_t: tl.constexpr, x_h,
     row_b, row_h, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
-    STARTED: tl.constexpr, STORED: tl.constexpr, ONES: tl.constexpr,
+    STARTED: tl.constexpr, STORED: tl.constexpr, ONES: tl.constexpr, CATCHES_UP: tl.constexpr,
     CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`X` is what the ReLU behind the result saw (q for "dq", k for "dk"); the vectors DENOMINATOR,
     INVERSE (r) and E are [B, H, T]. ONES: "o" computes denominators too; otherwise it finds them.
     STARTED: S and Z hold what came before; STORED: what comes after goes to S_OUT and Z_OUT; CARRIED:
-    rows begin at POSITIONS."""
+    rows begin at POSITIONS. CATCHES_UP ("o", two pieces a row): S, Z, S_OUT and Z_OUT are of rows; the second
+    piece sums up the keys of the first itself, and what there is before the row and before its token `half`
+    goes to KEPT, if that is there."""
     # Of queries or of keys: "o" and "dq" give rows to query heads, and several share a key head.
     ON_Q: tl.constexpr = (WHAT == "o") or (WHAT == "dq")
     # The state of "dq" and "dk" is the transposed one of "o" and "dv".
@@ -132,15 +165,18 @@ def walk(
     pid = tl.program_id(0)
     block = pid % BLOCKS
     head = pid // BLOCKS % HEADS
-    row, start, begin, end, slot = locate(
-        pid // (BLOCKS * HEADS), CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED
-    )
+    piece = pid // (BLOCKS * HEADS)
+    if CATCHES_UP:  # all first pieces, then all second ones: a multiprocessor is to have one of each
+        count = tl.num_programs(0) // (2 * BLOCKS * HEADS)
+        piece = piece % count * 2 + piece // count
+    row, start, begin, end, slot = locate(piece, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED)
     key_head = head // GROUP if ON_Q else head
     other = key_head if ON_Q else head * GROUP
     rows = tl.arange(0, CHUNK)
     features = tl.arange(0, BF)
     columns = block * BN + tl.arange(0, BN)
     of_z = columns if TURNED else features
+    lone = D if TURNED else tl.where(block == 0, D, 0)  # z belongs to one of the programs that share it
 
     sc = tl.zeros((BF, BN), tl.float32)
     ss = tl.zeros((BF, BN), tl.float32)
@@ -148,6 +184,8 @@ def walk(
     zs = tl.zeros((PARTS, BZ), tl.float32)
     tile = features[:, None] * (1 if TURNED else DV) + columns[None, :] * (DV if TURNED else 1)
     whole = (features < F)[:, None] & (columns < N)[None, :]
+    if CATCHES_UP:
+        slot = row
     index = (slot * KEY_HEADS + key_head).to(tl.int64)
     if STARTED:
         there = whole & (slot >= 0)
@@ -160,6 +198,28 @@ def walk(
             zs = tl.load(at_z + D, mask=first_part, other=0.0)
     if CARRIED:
         origin += tl.load(POSITIONS + row, mask=begin < end, other=0).to(tl.int32)
+
+    if CATCHES_UP:
+        caught = begin * 0
+        for part in range(1 if KEPT is None else 2):
+            until = begin
+            if KEPT is not None:
+                until = tl.minimum(begin, half + part * begin)
+            sc, ss, zc, zs = caught_up(
+                B, C, MASK, row, key_head, caught, until, origin, horizon, features, columns, sc, ss, zc, zs,
+                b_b, b_t, b_h, c_b, c_t, c_h, mask_stride, F, N, MASKED, CHUNK, PAD_F, PAD_N, PARTS, DOT,
+                PRECISION,
+            )  # fmt: skip
+            caught = until
+            if KEPT is not None:
+                at_kept = KEPT + ((2 * row + (begin > 0)) * KEY_HEADS + key_head).to(tl.int64) * (
+                    2 * D * (DV + 1)
+                )
+                first_time = part == 0
+                store(
+                    at_kept, at_kept + 2 * D * DV, tile, whole & first_time, of_z, (of_z < lone) & first_time,
+                    sc, ss, zc, zs, D, DV, True,
+                )  # fmt: skip
 
     chunks = tl.cdiv(end - begin, CHUNK)
     for i in range(chunks):
@@ -266,8 +326,9 @@ def walk(
         write(y_rows, y_t, rows, inside, columns, acc, N, PAD_N)
 
     if STORED:
-        tl.store(S_OUT + index * s_out_stride + tile, sc, mask=whole)
-        tl.store(S_OUT + index * s_out_stride + D * DV + tile, ss, mask=whole)
-        if TURNED or (ONES and block == 0):
-            tl.store(Z_OUT + index * z_out_stride + of_z, tl.sum(zc, 0), mask=of_z < D)
-            tl.store(Z_OUT + index * z_out_stride + D + of_z, tl.sum(zs, 0), mask=of_z < D)
+        if CATCHES_UP:
+            whole = whole & (end == length)
+            lone = tl.where(end == length, lone, 0)
+        S_OUT += index * s_out_stride
+        Z_OUT += index * z_out_stride
+        store(S_OUT, Z_OUT, tile, whole, of_z, of_z < lone, sc, ss, zc, zs, D, DV, TURNED or ONES)
