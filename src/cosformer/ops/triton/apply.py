@@ -16,13 +16,13 @@ import triton.language as tl
 from cosformer.ops.triton.rows import (
     along,
     at,
-    feature,
-    further,
+    folded,
     inner,
     locate,
     narrow,
+    of_phi,
     phases,
-    quotient,
+    phi,
     read,
     repeated,
     visible,
@@ -63,22 +63,27 @@ def apply(
     rows = tl.arange(0, CHUNK)
     features = tl.arange(0, BF)
     columns = block * BN + tl.arange(0, BN)
-    which = columns if TURNED else features
     index = (row * (HEADS // GROUP) + head // GROUP).to(tl.int64)
-    tile = (
-        (features[:, None] + columns[None, :] * DV) if TURNED else (features[:, None] * DV + columns[None, :])
-    )
+    which, sine = of_phi(BN if TURNED else BF)
+    if TURNED:
+        which += block * BN
+    in_row = which * DV + sine * (D * DV)
     # Pieces beyond the last belong to no document.
-    whole = (features < F)[:, None] & (columns < N)[None, :] & (begin < end)
+    real = (which < D) & (begin < end)
     if STARTED:
-        sc = narrow(tl.load(S + index * s_stride + tile, mask=whole, other=0.0), DOT, PRECISION)
-        ss = narrow(tl.load(S + index * s_stride + D * DV + tile, mask=whole, other=0.0), DOT, PRECISION)
+        if TURNED:
+            tile = features[:, None] + in_row[None, :]
+            whole = (features < DV)[:, None] & real[None, :]
+        else:
+            tile = in_row[:, None] + columns[None, :]
+            whole = real[:, None] & (columns < DV)[None, :]
+        state = narrow(tl.load(S + index * s_stride + tile, mask=whole, other=0.0), DOT, PRECISION)
         # z as the first of PARTS rows, as the matrix products below want it.
-        real = ((which < D) & (begin < end))[None, :] & (tl.arange(0, PARTS) == 0)[:, None]
-        at_z = Z + index * z_stride + which[None, :] + tl.zeros((PARTS, 1), tl.int32)
-        zc = tl.load(at_z, mask=real, other=0.0)
-        zs = tl.load(at_z + D, mask=real, other=0.0)
-        zc, zs = narrow(zc, DOT, PRECISION), narrow(zs, DOT, PRECISION)
+        z = tl.load(
+            Z + index * z_stride + (which + sine * D)[None, :] + tl.zeros((PARTS, 1), tl.int32),
+            mask=real[None, :] & (tl.arange(0, PARTS) == 0)[:, None], other=0.0,
+        )  # fmt: skip
+        z = narrow(z, DOT, PRECISION)
     for i in range(tl.cdiv(end - begin, CHUNK)):
         first = begin + i * CHUNK
         token = start + first
@@ -106,11 +111,7 @@ def apply(
             if STARTED:
                 a = narrow(a, DOT, PRECISION)
                 w = narrow(repeated(w, PARTS), DOT, PRECISION)
-                ratio, sine = quotient(c, s)
-                acc = along(a, sc, PRECISION)
-                acc = inner(w, zc, acc, PRECISION) * ratio[:, None]
-                acc = further(a, ss, acc, PRECISION)
-                acc = inner(w, zs, acc, PRECISION) * sine[:, None]
+                acc = folded(inner(w, z, along(a, state, PRECISION), PRECISION), c, s)
             else:
                 acc = tl.zeros((CHUNK, BN), tl.float32)
             if WHAT == "dq":
@@ -120,11 +121,10 @@ def apply(
             acc = tl.zeros((CHUNK, BN), tl.float32)
             total = tl.zeros((CHUNK,), tl.float32)
             if STARTED:
-                ac, as_ = feature(a, c, DOT, PRECISION), feature(a, s, DOT, PRECISION)
-                acc = further(as_, ss, along(ac, sc, PRECISION), PRECISION)
+                a = phi(a, c, s, DOT, PRECISION)
+                acc = along(a, state, PRECISION)
                 if WHAT == "o":
-                    parts = along(ac, tl.trans(zc), PRECISION)
-                    total = tl.sum(further(as_, tl.trans(zs), parts, PRECISION), 1)
+                    total = tl.sum(along(a, tl.trans(z), PRECISION), 1)
             if WHAT == "o":
                 acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
                 if block == 0:

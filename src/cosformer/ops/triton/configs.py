@@ -95,7 +95,7 @@ _APART = {
 # Where a block has less shared memory than on the H100 and its successors.
 _NARROW = {
     ("walk", 2, 64): Blocks(32, 64, 4, 2),
-    ("walk", 2, 128): Blocks(64, 32, 4, 1),
+    ("walk", 2, 128): Blocks(32, 32, 4, 2),
     ("absorb", 2, 128): Blocks(32, 64, 4, 2),
     ("apply", 2, 128): Blocks(64, 32, 4, 2),
 }
