@@ -114,19 +114,6 @@ def test_states_of_pieces_that_are_summed_up_in_parts(kind, kv_heads, monkeypatc
 
 
 @pytest.mark.parametrize("kind", ["plain", "mask+state"])
-def test_a_row_in_two_pieces_of_which_the_second_catches_up(kind, monkeypatch):
-    monkeypatch.setattr(pieces, "multiprocessors", lambda device: 4)
-    monkeypatch.setattr(tape, "TAPES", {})
-    monkeypatch.setattr(shortcut, "_known", {})
-    found = []
-    real = kernels.two_at_once
-    monkeypatch.setattr(kernels, "two_at_once", lambda *a: found.append((a[0], real(*a))) or found[-1][1])
-    case = make(batch=2, tq=640, heads=2, kv_heads=1, causal=True, **KINDS[kind])
-    assert_right(case, torch.float32)
-    assert [(even.size, uneven.size) for even, uneven in found] == [(320, 384)]
-
-
-@pytest.mark.parametrize("kind", ["plain", "mask+state"])
 @pytest.mark.parametrize(
     ("causal", "tq", "tk", "offset"),
     [(True, 5, 90, None), (True, 90, 60, 0), (True, 60, 90, 0), (True, 70, 70, 20), (False, 40, 100, None),

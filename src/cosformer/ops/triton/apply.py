@@ -6,8 +6,8 @@ No chunk meets another: every row stands alone.
 
 One program takes one head of one piece of a row and BN columns of the result; it reads the state once
 (in the matrices' type it stays in shared memory) and streams its rows through it. Bytes moved, in
-tensors the size of q: "o" reads q, writes o (2); "dq" reads g, o, q, writes dq, r and e (4), or finds r and e
-(3); "dk" reads v, k, writes dk (3); "dv" reads k, writes dv (2).
+tensors the size of q: "o" reads q, writes o (2); "dq" reads g, q, writes dq (3); "dk" reads v, k, writes
+dk (3); "dv" reads k, writes dv (2).
 """
 
 import triton
@@ -16,35 +16,32 @@ import triton.language as tl
 from cosformer.ops.triton.rows import (
     along,
     at,
-    folded,
+    feature,
+    further,
     inner,
     locate,
     narrow,
-    of_phi,
     phases,
-    phi,
+    quotient,
     read,
     repeated,
     visible,
     write,
 )
-from cosformer.ops.triton.weigh import weighed
 
 
 @triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h", "mask_stride"])
 def apply(
-    A, O, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT,
+    A, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT,
     origin, length, pieces, size, horizon, eps,
-    a_b, a_t: tl.constexpr, a_h, o_b, o_t: tl.constexpr, o_h, y_b, y_t: tl.constexpr, y_h,
-    x_b, x_t: tl.constexpr, x_h, row_b, row_h, mask_stride, s_stride, z_stride,
+    a_b, a_t, a_h, y_b, y_t, y_h, x_b, x_t, x_h, row_b, row_h, mask_stride, s_stride, z_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
     STARTED: tl.constexpr,
     CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """GROUP heads of a share a state; S and Z have one state a row of the batch (or document). "dq" with the
-    output O: r and e are computed here, from all features of a, and go to INVERSE and E."""
+    """GROUP heads of a share a state; S and Z have one state a row of the batch (or document)."""
     TURNED: tl.constexpr = (WHAT == "dq") or (WHAT == "dk")
     F: tl.constexpr = DV if TURNED else D
     N: tl.constexpr = D if TURNED else DV
@@ -63,27 +60,22 @@ def apply(
     rows = tl.arange(0, CHUNK)
     features = tl.arange(0, BF)
     columns = block * BN + tl.arange(0, BN)
+    which = columns if TURNED else features
     index = (row * (HEADS // GROUP) + head // GROUP).to(tl.int64)
-    which, sine = of_phi(BN if TURNED else BF)
-    if TURNED:
-        which += block * BN
-    in_row = which * DV + sine * (D * DV)
+    tile = (
+        (features[:, None] + columns[None, :] * DV) if TURNED else (features[:, None] * DV + columns[None, :])
+    )
     # Pieces beyond the last belong to no document.
-    real = (which < D) & (begin < end)
+    whole = (features < F)[:, None] & (columns < N)[None, :] & (begin < end)
     if STARTED:
-        if TURNED:
-            tile = features[:, None] + in_row[None, :]
-            whole = (features < DV)[:, None] & real[None, :]
-        else:
-            tile = in_row[:, None] + columns[None, :]
-            whole = real[:, None] & (columns < DV)[None, :]
-        state = narrow(tl.load(S + index * s_stride + tile, mask=whole, other=0.0), DOT, PRECISION)
+        sc = narrow(tl.load(S + index * s_stride + tile, mask=whole, other=0.0), DOT, PRECISION)
+        ss = narrow(tl.load(S + index * s_stride + D * DV + tile, mask=whole, other=0.0), DOT, PRECISION)
         # z as the first of PARTS rows, as the matrix products below want it.
-        z = tl.load(
-            Z + index * z_stride + (which + sine * D)[None, :] + tl.zeros((PARTS, 1), tl.int32),
-            mask=real[None, :] & (tl.arange(0, PARTS) == 0)[:, None], other=0.0,
-        )  # fmt: skip
-        z = narrow(z, DOT, PRECISION)
+        real = ((which < D) & (begin < end))[None, :] & (tl.arange(0, PARTS) == 0)[:, None]
+        at_z = Z + index * z_stride + which[None, :] + tl.zeros((PARTS, 1), tl.int32)
+        zc = tl.load(at_z, mask=real, other=0.0)
+        zs = tl.load(at_z + D, mask=real, other=0.0)
+        zc, zs = narrow(zc, DOT, PRECISION), narrow(zs, DOT, PRECISION)
     for i in range(tl.cdiv(end - begin, CHUNK)):
         first = begin + i * CHUNK
         token = start + first
@@ -98,20 +90,17 @@ def apply(
         if TURNED:
             x = read(at(X, row, token, head, x_b, x_t, x_h, PACKED), x_t, rows, seen, columns, N, PAD_N)
             w = tl.full((CHUNK,), 1.0, tl.float32)
-            if WHAT == "dq" and O is None:
+            if WHAT == "dq":
                 r = tl.load(INVERSE + vector + rows, mask=inside, other=0.0)
                 w = tl.load(E + vector + rows, mask=inside, other=0.0)
-            elif WHAT == "dq":
-                o = read(at(O, row, token, head, o_b, o_t, o_h, PACKED), o_t, rows, seen, features, F, PAD_F)
-                d = tl.load(DENOMINATOR + vector + rows, mask=inside, other=1.0)
-                r, w = weighed(a, o, d, eps)
-                if block == 0:
-                    tl.store(INVERSE + vector + rows, r, mask=inside)
-                    tl.store(E + vector + rows, w, mask=inside)
             if STARTED:
                 a = narrow(a, DOT, PRECISION)
                 w = narrow(repeated(w, PARTS), DOT, PRECISION)
-                acc = folded(inner(w, z, along(a, state, PRECISION), PRECISION), c, s)
+                ratio, sine = quotient(c, s)
+                acc = along(a, sc, PRECISION)
+                acc = inner(w, zc, acc, PRECISION) * ratio[:, None]
+                acc = further(a, ss, acc, PRECISION)
+                acc = inner(w, zs, acc, PRECISION) * sine[:, None]
             else:
                 acc = tl.zeros((CHUNK, BN), tl.float32)
             if WHAT == "dq":
@@ -121,10 +110,11 @@ def apply(
             acc = tl.zeros((CHUNK, BN), tl.float32)
             total = tl.zeros((CHUNK,), tl.float32)
             if STARTED:
-                a = phi(a, c, s, DOT, PRECISION)
-                acc = along(a, state, PRECISION)
+                ac, as_ = feature(a, c, DOT, PRECISION), feature(a, s, DOT, PRECISION)
+                acc = further(as_, ss, along(ac, sc, PRECISION), PRECISION)
                 if WHAT == "o":
-                    total = tl.sum(along(a, tl.trans(z), PRECISION), 1)
+                    parts = along(ac, tl.trans(zc), PRECISION)
+                    total = tl.sum(further(as_, tl.trans(zs), parts, PRECISION), 1)
             if WHAT == "o":
                 acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
                 if block == 0:

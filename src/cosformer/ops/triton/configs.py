@@ -1,8 +1,7 @@
 """Block sizes: a small fixed table, so that the same call always runs the same code.
 
-The kernels are compiled once for a head size, a type, the number of heads, the distance in memory from one
-token to the next and a kind of call; no length is among what a kernel is compiled for, and nothing is tuned
-at run time.
+The kernels are compiled once for a head size, a type and a kind of call; no length is among what a
+kernel is compiled for, and nothing is tuned at run time.
 """
 
 from dataclasses import dataclass
@@ -95,7 +94,7 @@ _APART = {
 # Where a block has less shared memory than on the H100 and its successors.
 _NARROW = {
     ("walk", 2, 64): Blocks(32, 64, 4, 2),
-    ("walk", 2, 128): Blocks(32, 32, 4, 2),
+    ("walk", 2, 128): Blocks(64, 32, 4, 1),
     ("absorb", 2, 128): Blocks(32, 64, 4, 2),
     ("apply", 2, 128): Blocks(64, 32, 4, 2),
 }

@@ -21,7 +21,6 @@ from cosformer.ops.triton.pieces import (
     multiprocessors,
     parts_of,
     size_of_pieces,
-    two_at_once,
 )
 from cosformer.ops.triton.states import absorb, scan
 from cosformer.ops.triton.tape import Tape
@@ -132,39 +131,27 @@ class Kernels:
         self._scan(states, small, came, after, begin, what == "dv", parts)
         return self.within(begin), after
 
-    def two_at_once(self, pieces: Pieces, t: slice) -> Pieces | None:
-        return two_at_once(pieces, t.stop - t.start) if self._fused else None
-
     def walk(
-        self, what: str, queries: slice, keys: slice, pieces: Pieces, start: State | None,
-        after: State | None, two: Pieces | None = None, kept: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """`start` and `after` are of each piece; or of each row, which is walked in pieces `two_at_once`, and
-        the states that `pieces` start from are `kept`."""
-        half, pieces = pieces.size, two or pieces
+        self, what: str, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
+    ) -> None:
         role, (features, columns) = ROLES[what], self._orientation(what)
         heads, of_a, of_b = (self.heads, queries, keys) if what in ON_Q else (self.key_heads, keys, queries)
         a, y, x = (self._of(n, of_a) for n in (role.a, role.y, role.x))
         b, c = self._of(role.b, of_b), self._of(role.c, of_b)
         options = self._blocks("walk", what, features).options(features, columns)
-        if what == "o" and not self._fused:
+        fused = power_of_two(self.dims[0]) <= ROOM_FOR_ONES
+        if what == "o" and not fused:
             self._denominators(queries, keys, pieces, start, after)
         self.tape.launch(
             walk, -(-columns // options["BN"]) * heads * pieces.count,
             a, b, c, y, x, *self._vectors(queries), self._masked(keys), self.positions,
-            *(start or NOTHING)[:2], *(after or NOTHING)[:2], kept, *pieces.tables,
-            self._origin(what in ON_Q) + of_a.start, of_a.stop - of_a.start, pieces.each, pieces.size, half,
+            *(start or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables,
+            self._origin(what in ON_Q) + of_a.start, of_a.stop - of_a.start, pieces.each, pieces.size,
             self.horizon, self.eps, *_strides(a, b, c, y, x), *self.d.stride()[:2], self.mask_stride,
             *(start or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=heads,
             GROUP=self.heads // self.key_heads, WHAT=what, STARTED=start is not None,
-            STORED=after is not None, ONES=self._fused and what == "o", CATCHES_UP=two is not None, **options,
-            **self.common,
+            STORED=after is not None, ONES=fused and what == "o", **options, **self.common,
         )  # fmt: skip
-
-    @property
-    def _fused(self) -> bool:
-        """A walk of "o" computes denominators too."""
-        return power_of_two(self.dims[0]) <= ROOM_FOR_ONES
 
     def _denominators(
         self, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
@@ -196,22 +183,20 @@ class Kernels:
             HEADS=heads, DV=width, ROWS=rows, BF=power_of_two(width), num_warps=4,
         )  # fmt: skip
 
-    def apply(self, what: str, t: slice, state: State | None, weigh: bool = False) -> None:
-        """`weigh`: "dq" computes r and e too."""
+    def apply(self, what: str, t: slice, state: State | None) -> None:
         if t.stop <= t.start:
             return
         role, (features, columns) = ROLES[what], self._orientation(what)
         heads = self.heads if what in ON_Q else self.key_heads
         a, y, x = (self._of(n, t) for n in (role.a, role.y, role.x))
-        o = self._of("out", t) if weigh else None
         options = self._blocks("apply", what, features).options(features, columns)
         programs = -(-columns // options["BN"]) * heads
         pieces = self.pieces(t, programs, ROWS)
         self.tape.launch(
             apply, programs * pieces.count,
-            a, o, y, x, *self._vectors(t if what in ON_Q else None), self._masked(t), self.positions,
+            a, y, x, *self._vectors(t if what in ON_Q else None), self._masked(t), self.positions,
             *(state or NOTHING)[:2], *pieces.tables, self._origin(what in ON_Q) + t.start, t.stop - t.start,
-            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, o, y, x), *self.d.stride()[:2],
+            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, y, x), *self.d.stride()[:2],
             self.mask_stride, *(state or NOTHING)[2:], HEADS=heads, GROUP=heads // self.key_heads, WHAT=what,
             STARTED=state is not None, **options, **self.common,
         )  # fmt: skip

@@ -13,9 +13,6 @@ SHORTEST = 256
 WALKS = 2
 SUMS = 3  # programs that sum up states, which hold fewer
 ROWS = 8  # applying a state takes few
-# Of a row in two pieces, the part that the first one walks: meanwhile the second sums up its keys, which
-# takes a quarter of the time, and both are done at once.
-AHEAD = 0.58
 _MULTIPROCESSORS = 128  # where there is no GPU to ask
 
 
@@ -59,14 +56,6 @@ def size_of_pieces(rows: int, length: int, programs: int, wanted: int, device: t
         wanted * multiprocessors(device) // torch.sym_max(1, rows * programs), length // SHORTEST
     )
     return -(-length // n // 64) * 64 if n > 1 else torch.sym_max(1, length)
-
-
-def two_at_once(pieces: Pieces, length: int) -> Pieces | None:
-    """Instead of two equal pieces a row, two of which the second sums up the keys of the first itself; None
-    where rows are not cut in two."""
-    if pieces.cu is not None or pieces.each != 2:
-        return None
-    return cut(pieces.count // 2, length, -(-int(AHEAD * length) // 64) * 64)
 
 
 def parts_of(pieces: Pieces, heads: int, device: torch.device) -> int:

@@ -14,7 +14,7 @@ times d_i (zero where eps holds d_i):
     "dv"   dv_i       j >= i  k'_i       r_j q'_j       g_j
 
 so that one set of kernels serves all four. The column of ones, and of e, never exists in memory: its
-sums are kept as vectors beside the state. Phases go where q and k are, rounded to the type in which
+sums are kept as vectors beside the state. Phases go onto a and b, rounded to the type in which
 matrices are multiplied; every sum is fp32.
 
 A row of queries whose g is zero takes no part in the backward, whatever it holds: padding may be
@@ -56,6 +56,13 @@ def phases(position, horizon, DOT: tl.constexpr):
     s = s * size
     sine = tl.where(beyond, c, s)
     return tl.where(beyond, s, c), tl.where(x < 0, -sine, sine)
+
+
+@triton.jit
+def quotient(c, s):
+    """cos / sin and sin of rows. Where the sine is zero, what belongs to it does not count."""
+    s = tl.where(tl.abs(s) < 1e-12, 1e-12, s)
+    return c / s, s
 
 
 @triton.jit
@@ -132,32 +139,6 @@ def feature(x, phase, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def phi(x, c, s, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """ReLU(x) [C, W] with its phases [C, 2 W], eight cosines and eight sines in turn: one product instead of
-    two, and what a thread has of a row's cosines it has of its sines."""
-    EIGHTS: tl.constexpr = (x.shape[0], x.shape[1] // 8, 8)
-    x = tl.join(
-        tl.reshape(feature(x, c, DOT, PRECISION), EIGHTS), tl.reshape(feature(x, s, DOT, PRECISION), EIGHTS)
-    )
-    return tl.reshape(tl.permute(x, (0, 1, 3, 2)), (x.shape[0], 2 * x.shape[1] * 8))
-
-
-@triton.jit
-def of_phi(W: tl.constexpr):
-    """Of each column of phi: which feature it belongs to, and 0 or 1 for cosine or sine."""
-    j = tl.arange(0, 2 * W)
-    return j // 16 * 8 + j % 8, j // 8 % 2
-
-
-@triton.jit
-def folded(x, c, s):
-    """[C, 2 W] times cosines and sines of rows, added up: [C, W]."""
-    W: tl.constexpr = x.shape[1] // 2
-    xc, xs = tl.split(tl.permute(tl.reshape(x, (x.shape[0], W // 8, 2, 8)), (0, 1, 3, 2)))
-    return tl.reshape(xc, (x.shape[0], W)) * c[:, None] + tl.reshape(xs, (x.shape[0], W)) * s[:, None]
-
-
-@triton.jit
 def visible(MASK, stride, row, token, inside, MASKED: tl.constexpr):
     """Which keys may be attended to."""
     if MASKED:
@@ -191,6 +172,14 @@ def along(x, y, PRECISION: tl.constexpr):
         y0, y1 = tl.split(tl.permute(tl.reshape(y, (2, HALF, y.shape[1])), (1, 2, 0)))
         return along(x0, y0, PRECISION) + along(x1, y1, PRECISION)
     return tl.dot(x, y, input_precision=PRECISION)
+
+
+@triton.jit
+def further(x, y, total, PRECISION: tl.constexpr):
+    """total + x y, as `along`."""
+    if PRECISION == "ieee":
+        return total + along(x, y, PRECISION)
+    return tl.dot(x, y, total, input_precision=PRECISION)
 
 
 @triton.jit

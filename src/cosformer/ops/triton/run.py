@@ -62,9 +62,8 @@ def _forward(
     after = need_state or late.q.stop > late.q.start
     kept = None
     if both.q.stop > both.q.start:
-        keep = keep and _begin_and_end_together(q, k, offset, cu_seqlens)
-        state, begin = _walk_forward(run, both, state, after, keep)
-        if keep and begin is not None:
+        state, begin = _walk_forward(run, both, state, after)
+        if keep and begin is not None and _begin_and_end_together(q, k, offset, cu_seqlens):
             kept = begin.s
     run.apply("o", late.q, state)
     if need_state:
@@ -100,15 +99,14 @@ def _backward(
     dq, dk, dv = (tape.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     run = Kernels(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    run.weigh()
     if not causal:
         queries, keys = slice(0, q.shape[1]), slice(0, k.shape[1])
-        state = run.total("o", keys, came) if kept is None else run.within(kept)
-        run.apply("dq", queries, state, weigh=True)
+        run.apply("dq", queries, run.total("o", keys, came) if kept is None else run.within(kept))
         r = run.total("dv", queries, grad_state)
         run.apply("dk", keys, r)
         run.apply("dv", keys, r)
         return dq, dk, dv, r
-    run.weigh()
     early, both, late = _spans(q.shape[1], k.shape[1], offset)
     before = run.total("o", early.k, came)
     r = grad_state
@@ -168,21 +166,15 @@ def _begin_and_end_together(q: Tensor, k: Tensor, offset: int, cu_seqlens: Tenso
 
 
 def _walk_forward(
-    run: Kernels, span: Span, came: State | None, need_state: bool, keep: bool
+    run: Kernels, span: Span, came: State | None, need_state: bool
 ) -> tuple[State | None, State | None]:
-    """The state after the span, if needed, and those its pieces started from, if there are several and they
-    are to be kept."""
+    """The state after the span, if needed, and those its pieces started from, if there are several."""
     pieces = run.pieces(span.q, every=need_state or came is not None)
     after: State | None = None
     if pieces.single:
         after = run.new_state() if need_state else None
         run.walk("o", *span, pieces, came, after)
         return after, None
-    two = run.two_at_once(pieces, span.q)
-    if two is not None:
-        after, kept = run.new_state() if need_state else None, run.new_states(pieces.slots) if keep else None
-        run.walk("o", *span, pieces, came, after, two, kept)
-        return after, None if kept is None else run.within(kept)
     begin, after = run.starts("o", span.k, came, pieces, total=need_state)
     run.walk("o", *span, pieces, begin, None)
     return after, begin

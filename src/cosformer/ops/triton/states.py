@@ -8,14 +8,14 @@ the gradients of their results ("dv"; the table in rows.py):
 One program takes one key head of one piece and BN columns of c; it reads b and c once (2 tensors) and
 writes 2 D (Dv + 1) numbers. `scan` then turns the states of a row's pieces into what each piece finds
 when it starts, and gives the sum of all: together with a second pass over the pieces, long rows are
-walked by many programs at once (walk.py). More programs sum than walk, because they need fewer registers:
-a piece of a walk is then several of `absorb`.
+walked by many programs at once. More programs sum than walk, because they need fewer registers: a piece of
+a walk is then several of `absorb`.
 """
 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import at, inner, locate, narrow, of_phi, partial, phases, phi, read, visible
+from cosformer.ops.triton.rows import at, feature, inner, locate, narrow, partial, phases, read, visible
 
 
 @triton.jit(
@@ -23,7 +23,7 @@ from cosformer.ops.triton.rows import at, inner, locate, narrow, of_phi, partial
 )
 def absorb(
     B, C, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
-    unused, horizon, b_b, b_t: tl.constexpr, b_h, c_b, c_t: tl.constexpr, c_h, row_b, row_h, mask_stride,
+    unused, horizon, b_b, b_t, b_h, c_b, c_t, c_h, row_b, row_h, mask_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
     UNUSED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
@@ -49,8 +49,10 @@ def absorb(
     rows = tl.arange(0, CHUNK)
     features = tl.arange(0, BF)
     columns = block * BN + tl.arange(0, BN)
-    total = tl.zeros((BN, 2 * BF), tl.float32)
-    z = tl.zeros((PARTS, 2 * BF), tl.float32)
+    sc = tl.zeros((BF, BN), tl.float32)
+    ss = tl.zeros((BF, BN), tl.float32)
+    zc = tl.zeros((PARTS, BF), tl.float32)
+    zs = tl.zeros((PARTS, BF), tl.float32)
     # A document of one piece has no use for its state.
     chunks = tl.cdiv(end - begin, CHUNK) * (slot >= 0)
     if UNUSED == "first":
@@ -70,25 +72,30 @@ def absorb(
             x = read(at(C, row, token, h, c_b, c_t, c_h, PACKED), c_t, rows, seen, columns, DV, PAD_N)
             x = narrow(x, DOT, PRECISION)
             if WHAT == "o":
-                f = phi(b, c, s, DOT, PRECISION)
-                z += partial(f.to(tl.float32), PARTS)
+                bc, bs = feature(b, c, DOT, PRECISION), feature(b, s, DOT, PRECISION)
+                zc += partial(bc.to(tl.float32), PARTS)
+                zs += partial(bs.to(tl.float32), PARTS)
             else:
                 vector = (0 if PACKED else row.to(tl.int64) * row_b) + token + h.to(tl.int64) * row_h
                 r = tl.load(INVERSE + vector + rows, mask=inside, other=0.0)
                 e = tl.load(E + vector + rows, mask=inside, other=0.0)
                 b = tl.where((r != 0.0)[:, None], b, 0.0)
-                f = phi(b, c * r, s * r, DOT, PRECISION)
-                z += partial(f.to(tl.float32) * e[:, None], PARTS)
-            total = inner(tl.trans(x), f, total, PRECISION)
+                bc, bs = feature(b, c * r, DOT, PRECISION), feature(b, s * r, DOT, PRECISION)
+                zc += partial(bc.to(tl.float32) * e[:, None], PARTS)
+                zs += partial(bs.to(tl.float32) * e[:, None], PARTS)
+            sc = inner(tl.trans(bc), x, sc, PRECISION)
+            ss = inner(tl.trans(bs), x, ss, PRECISION)
 
     MATRIX: tl.constexpr = D * DV
-    feature, sine = of_phi(BF)
     STATES += (slot * HEADS + head).to(tl.int64) * (2 * MATRIX + 2 * D)
-    whole = (columns < DV)[:, None] & (feature < D)[None, :] & (slot >= 0)
-    tl.store(STATES + columns[:, None] + (feature * DV + sine * MATRIX)[None, :], total, mask=whole)
+    tile = features[:, None] * DV + columns[None, :]
+    whole = (features < D)[:, None] & (columns < DV)[None, :] & (slot >= 0)
+    tl.store(STATES + tile, sc, mask=whole)
+    tl.store(STATES + MATRIX + tile, ss, mask=whole)
     if block == 0:
-        real = (feature < D) & (slot >= 0)
-        tl.store(STATES + 2 * MATRIX + sine * D + feature, tl.sum(z, 0), mask=real)
+        real = (features < D) & (slot >= 0)
+        tl.store(STATES + 2 * MATRIX + features, tl.sum(zc, 0), mask=real)
+        tl.store(STATES + 2 * MATRIX + D + features, tl.sum(zs, 0), mask=real)
 
 
 @triton.jit
