@@ -1,7 +1,8 @@
 """No time is given for a wrong answer: what every contender has to pass before it is timed.
 
 The judge is the paper's equation in float64, with its T x T square written out. The measure is
-flash-attention's: a contender may err at most twice as much as that same square in its own dtype.
+flash-attention's: a contender may err at most twice as much as that same square in its own dtype, and a few
+roundings of that dtype more (8 of them, 1e-3 at most).
 """
 
 import math
@@ -46,30 +47,40 @@ def errors_of(got: tuple[Tensor, ...], true: tuple[Tensor, ...]) -> list[float]:
 def examine(contender: Contender, shape: Shape) -> dict[str, Any]:
     """The verdict on one contender: 'passed', 'wrong', or 'refused' with what it said."""
     record: dict[str, Any] = {"contender": contender.name, "verdict": "passed", "checks": []}
-    floor = min(8 * torch.finfo(shape.dtype).eps, 1e-3)
     for mode in (m for m in MODES if m in contender.modes):
         for length in LENGTHS:
             small = Shape(min(shape.batch, 2), length, shape.heads, shape.dim, shape.dtype, shape.device)
-            inputs = small.inputs()
-            wide = tuple(x.double() for x in inputs)
-            true = Work(_JUDGE, wide, mode, "forward+backward")()  # type: ignore[arg-type]
-            plain = errors_of(Work(_JUDGE, inputs, mode, "forward+backward")(), true)
             try:
-                errors = errors_of(Work(contender, inputs, mode, "forward+backward")(), true)
+                compare(record, contender, _JUDGE, small.inputs(), mode)
             except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
                 said = " ".join(str(error).split("\n\n")[0].split())
                 return {**record, "verdict": "refused", "reason": f"{type(error).__name__}: {said}"}
-            for part, error_, allowed in zip(PARTS, errors, (2 * e + floor for e in plain), strict=True):
-                record["checks"].append(
-                    {"mode": mode, "length": length, "part": part, "error": error_, "allowed": allowed}
-                )
-                if error_ > allowed:
-                    record["verdict"] = "wrong"
-                    record.setdefault(
-                        "reason",
-                        f"{mode}, T = {length}: {part} is off by {error_:.1e} where {allowed:.1e} is allowed",
-                    )
     return record
+
+
+def compare(
+    record: dict[str, Any],
+    contender: Contender,
+    judge: Contender,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    mode: str,
+) -> None:
+    """Output and gradients at these q, k, v and gradient, into the record of a verdict."""
+    length, floor = inputs[0].shape[1], min(8 * torch.finfo(inputs[0].dtype).eps, 1e-3)
+    wide = tuple(x.double() for x in inputs)
+    true = Work(judge, wide, mode, "forward+backward")()  # type: ignore[arg-type]
+    plain = errors_of(Work(judge, inputs, mode, "forward+backward")(), true)
+    errors = errors_of(Work(contender, inputs, mode, "forward+backward")(), true)
+    for part, error, allowed in zip(PARTS, errors, (2 * e + floor for e in plain), strict=True):
+        record["checks"].append(
+            {"mode": mode, "length": length, "part": part, "error": error, "allowed": allowed}
+        )
+        if error > allowed:
+            record["verdict"] = "wrong"
+            record.setdefault(
+                "reason",
+                f"{mode}, T = {length}: {part} is off by {error:.1e} where {allowed:.1e} is allowed",
+            )
 
 
 def admit(contenders: list[Contender], shape: Shape) -> tuple[list[Contender], list[dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """The operator on a CUDA GPU, at the shapes its promises are stated for: B x T = 65,536 tokens, 16 heads, and
 single rows beyond that, up to a million tokens.
 
-Everybody is right before anybody is timed (gate.py). Times are medians of CUDA events around single calls,
+Everybody is right before he is timed (gate.py). Times are medians of CUDA events around single calls,
 the second-level cache filled with something else. Calls are replayed from a CUDA graph where they can be
 captured: what Python takes to start them is measured by itself. The floor is every input read once and
 every output written once at the speed of a large copy. Run by `python -m benchmarks.operator --device cuda`.
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work, authors_form, features, operator
-from benchmarks.gate import admit
+from benchmarks.gate import admit, compare, errors_of
 from benchmarks.terminal import Progress
 from cosformer import CosformerState, cosformer_attention
 from cosformer.ops import backends, decode_step
@@ -39,6 +39,7 @@ FEW = (512, 2048, 8192, TOKENS, LONG)  # for those that tune themselves anew for
 TUNED = ("fla", "fla-relu")
 PATIENCE = 1.5  # seconds: a call that will take longer is not made
 DOCUMENTS = 1000
+CHECKED = 1000  # tokens, of masks, documents and grouped heads before they are timed
 GROUP = 4  # query heads of a key head
 VARIED = ((32, 2048), (1, TOKENS))  # batches and lengths of what masks, documents and grouped heads cost
 
@@ -164,7 +165,7 @@ def measure(
             "parts": [],
             "finished": False,
         }
-        data |= {"gate": [], "timings": [], "memory": [], "variants": []}
+        data |= {"gate": _right_first(shape), "timings": [], "memory": [], "variants": []}
         data |= {"host": _host(shape), "growth": _growth(shape, clock)}
         data["decoding"] = _decoding(shape, clock, data["bytes_per_second"])
         data["variants"] = _variants(shape, clock, seconds)
@@ -227,27 +228,72 @@ def _attend(options: Record, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> T
     return out
 
 
+def _kinds(shape: Shape, documents: int) -> dict[str, tuple[Record, tuple[Tensor, Tensor, Tensor, Tensor]]]:
+    """Options and inputs of a plain call, with a mask, with grouped heads, and of one row of documents."""
+    at, length = replace(shape, dim=64), shape.length
+    draw = torch.Generator(shape.device).manual_seed(1)
+    mask = torch.rand(shape.batch, length, generator=draw, device=shape.device) > 0.1
+    cuts = torch.randperm(length - 1, generator=draw, device=shape.device)[: documents - 1] + 1
+    bounds = torch.cat((cuts.new_tensor([0]), cuts.sort().values, cuts.new_tensor([length]))).int()
+    q, k, v, grad = at.inputs()
+    few = tuple(x[:, :, : shape.heads // GROUP].contiguous() for x in (k, v))
+    kinds: dict[str, Any] = {
+        "plain": ({}, (q, k, v, grad)),
+        "mask": ({"key_mask": mask}, (q, k, v, grad)),
+        "grouped heads": ({}, (q, *few, grad)),
+    }
+    if shape.batch == 1:
+        # No document may be longer than the horizon: nor is the row.
+        kinds["documents"] = ({"cu_seqlens": bounds, "horizon": float(length)}, (q, k, v, grad))
+    return kinds
+
+
+def _right_first(shape: Shape) -> list[Record]:
+    """Verdicts on what is timed of the operator alone, and no more if one of them is bad."""
+    verdicts: list[Record] = []
+    for kind, (options, inputs) in _kinds(replace(shape, batch=1, length=CHECKED), documents=20).items():
+        name = f"cosformer, {kind}"
+        verdict: Record = {"contender": name, "dim": 64, "verdict": "passed", "checks": []}
+        judge = Contender("reference", "reference", partial(_attend, {**options, "backend": "reference"}))
+        for mode in MODES:
+            compare(verdict, Contender(name, name, partial(_attend, options)), judge, inputs, mode)
+        verdicts.append(verdict)
+    verdicts.append(_decodes(shape))
+    for v in verdicts:
+        if v["verdict"] != "passed":
+            raise SystemExit(f"{v['contender']} is wrong, so nothing is timed: {v['reason']}.")
+    return verdicts
+
+
+def _decodes(shape: Shape) -> Record:
+    """The verdict on 40 steps of decoding, in place, beside a walk over all of them."""
+    q, k, v, _ = replace(shape, batch=4, length=40, dim=64).inputs()
+    state = CosformerState.zeros(4, shape.heads, 64, horizon=2e6, device=shape.device)
+    steps = []
+    for t in range(q.shape[1]):
+        out, state = decode_step(q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1], state)
+        steps.append(out)
+    settings: Record = {"causal": True, "horizon": 2e6, "backend": "reference"}
+    true = cosformer_attention(*(x.double() for x in (q, k, v)), **settings)
+    (plain,) = errors_of((cosformer_attention(q, k, v, **settings),), (true,))
+    (error,) = errors_of((torch.cat(steps, 1),), (true,))
+    allowed = 2 * plain + min(8 * torch.finfo(q.dtype).eps, 1e-3)
+    check = {"mode": "causal", "length": 40, "part": "out", "error": error, "allowed": allowed}
+    verdict: Record = {"contender": "cosformer, decoding", "dim": 64, "verdict": "passed", "checks": [check]}
+    if error > allowed:
+        reason = f"after 40 steps the output is off by {error:.1e} where {allowed:.1e} is allowed"
+        return verdict | {"verdict": "wrong", "reason": reason}
+    return verdict
+
+
 def _variants(shape: Shape, clock: Clock, seconds: float) -> list[Record]:
     """What masks, documents and grouped heads cost, beside the same tensors without them."""
     records = []
     for batch, length in VARIED:
-        at = replace(shape, batch=batch, length=length, dim=64)
-        draw = torch.Generator(shape.device).manual_seed(1)
-        mask = torch.rand(batch, length, generator=draw, device=shape.device) > 0.1
-        cuts = torch.randperm(length - 1, generator=draw, device=shape.device)[: DOCUMENTS - 1] + 1
-        bounds = torch.cat((cuts.new_tensor([0]), cuts.sort().values, cuts.new_tensor([length]))).int()
-        kinds: dict[str, Record] = {"plain": {}, "mask": {"key_mask": mask}, "grouped heads": {}}
-        if batch == 1:
-            # No document may be longer than the horizon: nor is the row.
-            kinds["documents"] = {"cu_seqlens": bounds, "horizon": float(length)}
-        for kind, options in kinds.items():
-            q, k, v, grad = at.inputs()
-            if kind == "grouped heads":
-                k, v = (x[:, :, : HEADS // GROUP].contiguous() for x in (k, v))
-            attend = partial(_attend, options)
+        for kind, (options, inputs) in _kinds(replace(shape, batch=batch, length=length), DOCUMENTS).items():
             for mode in MODES:
                 for phase in PHASES:
-                    work = Work(Contender(kind, kind, attend), (q, k, v, grad), mode, phase)
+                    work = Work(Contender(kind, kind, partial(_attend, options)), inputs, mode, phase)
                     call, captured = graphed(work)
                     case = {"kind": kind, "mode": mode, "phase": phase, "batch": batch, "length": length}
                     records.append({**case, "median_s": clock(call, seconds), "graph": captured})

@@ -1,9 +1,11 @@
 """On what and with what a figure was measured: without it, it is not a figure."""
 
+import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,10 @@ def versions() -> dict[str, str]:
     for module, name in _OTHERS.items():
         if module in sys.modules:
             found[name] = getattr(sys.modules[module], "__version__", "unknown")
+    if torch.cuda.is_available():  # whose kernels are not imported before the first call
+        for name in ("triton", "flash-linear-attention"):
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
     return found
 
 

@@ -15,6 +15,8 @@ from benchmarks.gpu_plot import crossover, draw
 from benchmarks.gpu_targets import targets
 from benchmarks.record import new_record
 from benchmarks.terminal import Progress
+from cosformer import cosformer_attention
+from cosformer.ops import decode_step
 
 SHAPE = Shape(1, 64, 4, 16, torch.float32, torch.device("cpu"))
 
@@ -49,7 +51,7 @@ def record(monkeypatch):
     monkeypatch.setattr(gpu, "_decoding", lambda *_: [{"position": 10, "median_s": 2e-5, "floor_s": 1.5e-5}])
     for name, value in {
         "TOKENS": 64, "HEADS": 4, "LENGTHS": (64, 128, 512), "DIMS": (16,), "DOCUMENTS": 5, "PATIENCE": 1.0,
-        "GROUP": 2, "VARIED": ((2, 32), (1, 64)),
+        "GROUP": 2, "CHECKED": 50, "VARIED": ((2, 32), (1, 64)),
     }.items():  # fmt: skip
         monkeypatch.setattr(gpu, name, value)
     everybody = [
@@ -66,6 +68,26 @@ def record(monkeypatch):
     assert saved == sorted(saved)
     assert len(saved) >= 3
     return data
+
+
+@pytest.mark.parametrize("broken", ["mask", "documents", "grouped heads", "decoding"])
+def test_nothing_is_timed_where_the_operator_is_wrong(broken, monkeypatch):
+    def attention(q, k, v, *, backend="auto", **options):
+        out = cosformer_attention(q, k, v, backend=backend, **options)
+        given = "mask" if "key_mask" in options else "documents" if "cu_seqlens" in options else "plain"
+        kind = "grouped heads" if k.shape[2] < q.shape[2] else given
+        return out * 1.01 if kind == broken and backend == "auto" else out
+
+    def step(*inputs):
+        out, state = decode_step(*inputs)
+        return out * 1.01 if broken == "decoding" else out, state
+
+    monkeypatch.setattr(gpu, "GROUP", 2)
+    monkeypatch.setattr(gpu, "CHECKED", 50)
+    monkeypatch.setattr(gpu, "cosformer_attention", attention)
+    monkeypatch.setattr(gpu, "decode_step", step)
+    with pytest.raises(SystemExit, match=f"cosformer, {broken} is wrong, so nothing is timed: .* allowed"):
+        gpu._right_first(SHAPE)
 
 
 def test_a_run(record):

@@ -133,6 +133,8 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+WIDEST = 256  # features: where the tables of ops/triton/configs.py end
+
 # GPUs that were found able, so that nobody asks again in every call.
 _able: set[torch.device] = set()
 
@@ -161,6 +163,9 @@ def _not_for_triton(r: Request) -> list[str]:
         reasons.append(f"the tensors are on {device.type}, and it runs on CUDA GPUs")
     if r.q.dtype == torch.float64:
         reasons.append("it does not compute in torch.float64")
+    for name, x in (("D", r.k), ("Dv", r.v)):
+        if x.shape[3] > WIDEST:
+            reasons.append(f"{name} must be at most {WIDEST}, and is {x.shape[3]}")
     return reasons
 
 

@@ -146,6 +146,14 @@ def test_head_sizes(dims, causal):
     assert_right(make(batch=1, tq=70, heads=1, dim=dim, value_dim=value_dim, causal=causal), torch.float32)
 
 
+@pytest.mark.parametrize(("dims", "name"), [((257, 64), "D"), ((64, 264), "Dv")], ids=str)
+def test_wider_heads_are_refused_and_left_to_others(dims, name):
+    case = make(batch=1, tq=5, dim=dims[0], value_dim=dims[1], causal=True).to(torch.float32).on(DEVICE)
+    with pytest.raises(ValueError, match=f"triton: {name} must be at most 256, and is {max(dims)}"):
+        case.results("triton")
+    assert distance(case.results("auto")["out"], case.results("reference")["out"]) <= 1e-5
+
+
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_compiles_whole_with_lengths_that_change(causal):
     def f(q, k, v):
