@@ -1,1 +1,1 @@
-"""What is timed here, and how: `python benchmarks/operator.py --help` is the place to start."""
+"""What is timed here, and how: `python -m benchmarks.operator --help` is the place to start."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine import commit_words
 from benchmarks.terminal import markdown, plain, seconds, size, times
 
 FORMAT = "cosformer generation benchmark 1"
@@ -114,9 +115,8 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
         "Largest difference between cached and uncached logits, relative to the largest.",
     ]
     parts.append(markdown(["contender", "error", "allowed", "verdict"], gate))
-    commit = data["commit"]
     rows = [[k, str(v)] for part in (hardware, data["versions"], s) for k, v in part.items()]
-    rows.append(["commit", (commit["id"] or "none") + (", with local changes" if commit["dirty"] else "")])
+    rows.append(["commit", commit_words(data["commit"])])
     if data.get("others_share") is not None:
         rows.append(["cores taken by other processes", f"{data['others_share']:.1%}"])
     rows.append(["date", data["date"]])

@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks.contenders import MODES, PHASES
 from benchmarks.gpu_targets import Results, targets, variants
+from benchmarks.machine import commit_words
 from benchmarks.terminal import markdown, plain, size, times
 
 FORMAT = "cosformer operator benchmark on a GPU 2"
@@ -59,7 +60,6 @@ def _tables(data: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], list[t
 
 
 def to_markdown(data: dict[str, Any], plot: str | None) -> str:
-    commit = data["commit"]
     parts = [
         f"# The operator on a GPU, {data['date'][:10]}",
         f"{data['hardware']['gpu']}, bfloat16, 16 heads, B x T = {data['gpu']['tokens']:,} tokens, and one "
@@ -82,8 +82,7 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     if skipped:
         parts += ["## Not run", "\n".join(f"- {line}" for line in skipped)]
     versions = ", ".join(f"{n} {v}" for n, v in data["versions"].items())
-    changed = ", with local changes" if commit["dirty"] else ""
-    parts += ["## The machine", f"{versions}; commit {commit['id']}{changed}; {data['date']}."]
+    parts += ["## The machine", f"{versions}; commit {commit_words(data['commit'])}; {data['date']}."]
     for name, reason in data["gpu"]["absent"].items():
         parts.append(f"Not in this run: {name} ({reason}).")
     if not data["gpu"].get("finished", True):

@@ -127,8 +127,8 @@ def to_markdown(data: dict[str, Any]) -> str:
         f"{s['layers']} layers, width {WIDTH}, {HEADS} heads, vocabulary {VOCABULARY:,}, {s['batch']} texts "
         f"of {s['length']:,} tokens, bfloat16, compiled, with AdamW, on {where}. Medians of {s['steps']} "
         "steps. The share of attention is its forward and backward alone at these shapes, times the "
-        f"layers.\n\n{markdown(_HEADER, rows(data))}\n\n{versions}; commit {data['commit']['id']}; "
-        f"{data['date']}.\n"
+        f"layers.\n\n{markdown(_HEADER, rows(data))}\n\n{versions}; "
+        f"commit {machine.commit_words(data['commit'])}; {data['date']}.\n"
     )
 
 

@@ -4,14 +4,20 @@ and who else was using it."""
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cosformer.machine import commit, hardware, memory, versions
 
-__all__ = ["ROOT", "Others", "commit", "hardware", "memory", "memory_limit", "versions"]
+__all__ = ["ROOT", "Others", "commit", "commit_words", "hardware", "memory", "memory_limit", "versions"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def commit_words(commit: dict[str, Any]) -> str:
+    """Of a record: the commit, and whether files differed from it."""
+    return (commit["id"] or "none") + (", with local changes" if commit["dirty"] else "")
 
 
 def memory_limit(device: torch.device) -> int:

@@ -35,11 +35,11 @@ QUICK = (256, 1024, 4096)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 EXAMPLES = """examples:
-  python benchmarks/operator.py                          the whole report on this CPU
-  python benchmarks/operator.py --quick --out try        a first impression: three lengths, few repetitions
-  python benchmarks/operator.py --device cuda            the promises made for a GPU, in bfloat16
-  python benchmarks/operator.py --lengths 1024,4096 --seconds 10 --no-memory
-  python benchmarks/operator.py --render benchmarks/reports/operator-cpu-20260101.json
+  python -m benchmarks.operator                          the whole report on this CPU
+  python -m benchmarks.operator --quick --out try        a first impression: three lengths, few repetitions
+  python -m benchmarks.operator --device cuda            the promises made for a GPU, in bfloat16
+  python -m benchmarks.operator --lengths 1024,4096 --seconds 10 --no-memory
+  python -m benchmarks.operator --render benchmarks/reports/operator-cpu-20260101.json
 """
 
 

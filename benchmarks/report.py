@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.contenders import MODES, PHASES
+from benchmarks.machine import commit_words
 from benchmarks.targets import PHASE, TARGETS, Results, conditions, missed
 from benchmarks.terminal import markdown, plain, seconds, size, times
 
@@ -203,10 +204,10 @@ def _profiles(data: dict[str, Any]) -> Iterator[Section]:
 
 
 def setting_section(data: dict[str, Any]) -> Section:
-    hardware, settings, commit = data["hardware"], data["settings"], data["commit"]
+    hardware, settings = data["hardware"], data["settings"]
     rows = [_setting_row(*item) for item in hardware.items()]
     rows += [_setting_row(*item) for item in data["versions"].items()]
-    rows.append(("commit", (commit["id"] or "none") + (", with local changes" if commit["dirty"] else "")))
+    rows.append(("commit", commit_words(data["commit"])))
     rows += [_setting_row(*item) for item in settings.items()]
     if data["others_share"] is not None:
         rows.append(("cores taken by other processes", f"{data['others_share']:.1%}"))

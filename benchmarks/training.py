@@ -109,7 +109,8 @@ def to_markdown(data: dict[str, Any]) -> str:
         "# Training beside the model's own speed\n\n"
         f"On {where}, at scale {data['scale']}.{verdict}\n\n{markdown(_HEADER, rows(data))}\n\n{absent}\n"
         "Bare is forward and backward alone, over the same batches; trained is everything: data, forward, "
-        f"backward, clipping, optimiser, log. {versions}; commit {data['commit']['id']}; {data['date']}.\n"
+        f"backward, clipping, optimiser, log. {versions}; "
+        f"commit {machine.commit_words(data['commit'])}; {data['date']}.\n"
     )
 
 

@@ -47,8 +47,9 @@ inside a model.
 AGREEMENT = """## Agreement with independent implementations
 
 The largest difference between our values or gradients and those of another package, relative to the largest
-entry (`make oracles`). Near 1e-15 the comparison was in float64, near 1e-6 in float32. Where there is no
-package to compare with, the transcription is the judge.
+entry (`make oracles`; fast-transformers, which has to be compiled, is not among what that installs, and
+its figures are kept from a run with it). Near 1e-15 the comparison was in float64, near 1e-6 in float32.
+Where there is no package to compare with, the transcription is the judge.
 """
 
 POSITIONS = """## Positions

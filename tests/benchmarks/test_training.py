@@ -24,11 +24,13 @@ def test_the_trainer_is_measured_beside_the_bare_model(tmp_path):
     assert measured["tokens_per_s"] > 0
     data = {
         "scale": "tiny", "measured": [measured], "absent": {"enwik8": "no such file"},
-        "hardware": {"cpu": "x"}, "versions": {"torch": "2"}, "commit": {"id": "abc"}, "date": "today",
+        "hardware": {"cpu": "x"}, "versions": {"torch": "2"}, "commit": {"id": "abc", "dirty": True},
+        "date": "today",
     }  # fmt: skip
     text = training.to_markdown(data)
     assert f"The lowest share is {measured['share']:.0%}; at least 40% was promised." in text
     assert "no such file" in text
+    assert "commit abc, with local changes; today." in text
 
 
 def test_the_sweep_counts_states_and_renders_records(tmp_path):

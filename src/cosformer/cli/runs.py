@@ -80,8 +80,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
             run, writable_folder("--folder", folder), resume=not args.fresh, results=args.results
         )
     except Interrupted as stopped:
-        told = [word for word in again if word != "--fresh"]
-        raise Stopped(f"{stopped}. Kept in {folder}; go on with: {shlex.join(told)}") from None
+        raise Stopped(f"{stopped}. Kept in {folder}; go on with: {shlex.join(again)}") from None
     except KeyboardInterrupt:
         raise Stopped(
             f"stopped at once; checkpoints in {folder} are whole. Go on with: {shlex.join(again)}"

@@ -1,4 +1,4 @@
-"""`cosformer train`: a recipe, trained to its end or as far as time allows."""
+"""`cosformer train`: a recipe, trained to its end."""
 
 import argparse
 import json

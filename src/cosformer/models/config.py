@@ -28,7 +28,7 @@ class CosformerConfig(PreTrainedConfig):
     """Configuration of every model in `cosformer.models`; the defaults make a small model over bytes.
 
     Args:
-        vocab_size: tokens; the default fits `ByteTokenizer`.
+        vocab_size: tokens; the default fits `byte_tokenizer()`.
         hidden_size: width of the model.
         num_hidden_layers: layers (of the encoder, in an encoder-decoder).
         num_decoder_layers: layers of the decoder of an encoder-decoder; None: as many as the encoder.

@@ -1,4 +1,5 @@
-"""The angles (pi/2) i / M of the cosine re-weighting, always formed in float64.
+"""The angles (pi/2) i / M of the cosine re-weighting, formed in float64 (float32 on Apple GPUs, which
+have no other; the CUDA kernels form their own).
 
 Casting a position or an angle to the inputs' own type first is what makes the authors' module
 lose the cosine in half precision; float64 costs nothing here, there is one angle per position.
@@ -17,7 +18,7 @@ def length_or(horizon: float | None, q: Tensor, k: Tensor) -> float:
 
 
 def angle(positions: Tensor, horizon: float) -> Tensor:
-    """(pi/2) positions / M; any shape, float64."""
+    """(pi/2) positions / M; any shape."""
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
     return positions.to(wide) * (math.pi / 2 / horizon)
 

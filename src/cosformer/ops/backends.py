@@ -190,7 +190,7 @@ def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
 _BACKENDS = (
     Backend(
         "hopper",
-        "fused kernels for bfloat16 on Hopper GPUs (H100, H200), close to the speed of their memory",
+        "fused kernels for bfloat16 on Hopper GPUs (H100, H200), the fastest there",
         hopper.not_available_reason,
         _not_for_hopper,
         _run_hopper,

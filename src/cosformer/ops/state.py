@@ -23,7 +23,8 @@ class CosformerState:
         denominator[:, :, 1] = sum_j sin(pi j / 2M) k'_j
 
     float32 (float64 for float64 inputs), as large after a million tokens as after one. Under
-    `cu_seqlens` the batch axis counts documents. States are values: nothing changes one in place.
+    `cu_seqlens` the batch axis counts documents. States are values: nothing but
+    `decode_step` changes one in place.
 
     `positions` [B] counts the positions each row has seen (masked keys included); `seen` is the
     largest of them (on a GPU perhaps more, after rows were selected), known without asking the

@@ -15,5 +15,6 @@ cutting.py   how sequences are cut so that the whole GPU has work
 launch.py    what the copy engine must know of a tensor; Triton's launcher without its binder
 tape.py      calls written down once and played again
 call.py      the kernels of one call as methods
+op.py        the library's ops, and their gradients
 run.py       which kernels make up a forward and a backward
 """

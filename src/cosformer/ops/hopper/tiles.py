@@ -3,7 +3,7 @@
 All kernels compute the four sums of ops/triton/rows.py, with the same names: y, a, b, c, r, e, S, z.
 A tile is CHUNK = 64 tokens of one head, W = 64 or 128 features wide (heads that are narrower are padded:
 the copy engine fills with zeros what lies outside of a tensor, and leaves it out when it writes).
-Tensors [B, T, H, D] are described to the copy engine as they are, so any strides do.
+Tensors [B, T, H, D] are described to the copy engine as they are, so any strides that are multiples of 8 do.
 
 **Phases and ReLU in one instruction.** Angles lie in [0, pi/2] (the caller sees to that), where cos and
 sin are not negative; so ReLU(x) cos = ReLU(x cos), and two bfloat16 are done at once by one fused

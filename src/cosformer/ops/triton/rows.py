@@ -14,7 +14,7 @@ times d_i (zero where eps holds d_i):
     "dv"   dv_i       j >= i  k'_i       r_j q'_j       g_j
 
 so that one set of kernels serves all four. The column of ones, and of e, never exists in memory: its
-sums are kept as vectors beside the state. Phases go onto a and b, rounded to the type in which
+sums are kept as vectors beside the state. Phases go where q and k are, rounded to the type in which
 matrices are multiplied; every sum is fp32.
 
 A row of queries whose g is zero takes no part in the backward, whatever it holds: padding may be
