@@ -123,6 +123,39 @@ def test_more_tokens_than_there_are_weights_for(name):
         run(q, q, q)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("sinkhorn", {}),
+        ("synthesizer", {}),
+        ("synthesizer", {"kind": "factorised_dense"}),
+        ("synthesizer", {"kind": "random"}),
+        ("synthesizer", {"kind": "factorised_random"}),
+        ("linformer", {"sharing": "none"}),
+        ("bigbird", {}),
+    ],
+)
+@pytest.mark.parametrize("heads", [1, 3, 24])
+def test_another_number_of_heads(name, parameters, heads):
+    """One head too: its numbers would be spread over all weights without a word."""
+    run = attention.build(name, **parameters)
+    q, k = torch.randn(1, 5, 24, 64), torch.randn(1, 5, heads, 64)
+    message = (
+        f"k and v must have {run.num_kv_heads} key heads, the num_kv_heads of this {name}, but got {heads}"
+    )
+    with pytest.raises(ValueError, match=message):
+        run(q, k, k)
+    k = torch.randn(1, 5, run.num_kv_heads, 64)
+    assert run(q, k, k).shape == q.shape
+
+
+@pytest.mark.parametrize("name", ["sinkhorn", "synthesizer"])
+def test_heads_of_another_size_than_the_network(name):
+    q = torch.randn(1, 5, 8, 32)
+    with pytest.raises(ValueError, match=f"heads of 64, the head_dim of this {name}, but got 32"):
+        attention.build(name)(q, q, q)
+
+
 def test_heads_of_another_size():
     q = torch.randn(1, 5, 2, 8)
     with pytest.raises(ValueError, match="q must have heads of 64, the head_dim of this reformer, but got 8"):

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 
 from cosformer.integrations import transformers as drop_in
 from cosformer.integrations.transformers import enable, recorded_calls, report, verify
-from tests.integrations.tiny import HOSTS, LENGTHS, arguments, assert_close, refused, rows, tiny
+from tests.integrations.tiny import HOSTS, LENGTHS, POSITIONS, arguments, assert_close, refused, rows, tiny
 
 
 @pytest.mark.parametrize("name", HOSTS)
@@ -42,6 +42,15 @@ class TestTheWaysIn:
         for model in (loaded, plain, made):
             verify(model)
             assert_close(model.double().eval()(**given).logits, expected)
+
+    def test_neither_the_choice_nor_the_horizon_of_the_process_is_saved(self, tmp_path):
+        """docs/drop_in.md says so: if transformers begins to save it, the page has to change."""
+        enable(horizon=100)
+        tiny("bert").save_pretrained(tmp_path)
+        assert not any(use.runs for use in report(AutoModelForMaskedLM.from_pretrained(tmp_path)))
+        enable()
+        again = AutoModelForMaskedLM.from_pretrained(tmp_path, attn_implementation="cosformer")
+        assert {use.detail for use in report(again)} == {f"self-attention with horizon {POSITIONS}"}
 
     @pytest.mark.parametrize("name", [name for name in HOSTS if "-to-" not in name])
     def test_switching_reaches_every_module(self, name):

@@ -1,5 +1,7 @@
 """The cache: constant in size, kept, restored, cut, moved, saved; and the end of the text."""
 
+import re
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,7 +14,7 @@ from cosformer.models import (
     CosformerForConditionalGeneration,
     HorizonError,
 )
-from tests.models.tiny import MECHANISMS, build, close, having, tokens
+from tests.models.tiny import MECHANISMS, build, close, config, having, tokens
 
 # Every mechanism that carries a state, in each head that it suits.
 WITH_A_CACHE = pytest.mark.parametrize(
@@ -165,15 +167,42 @@ def test_what_is_wrong_with_a_file(tmp_path):
     path = tmp_path / "cache.safetensors"
     with pytest.raises(FileNotFoundError, match=r"there is no cache file .*cache\.safetensors"):
         CosformerCache.load(path, net.config)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing to save the cache in"):
+        cache.save(tmp_path / "missing" / "cache.safetensors")
     cache.save(path)
     with pytest.raises(ValueError, match="holds 2 layers of attention 'cosformer', but the model has 1"):
         CosformerCache.load(path, build(CosformerForCausalLM, num_hidden_layers=1).config)
+    save_file({}, path, metadata={"cosformer_cache": '{"attention": "cosformer", "layers": [{}, {}]}'})
+    with pytest.raises(ValueError, match="does not say which model it belongs to"):
+        CosformerCache.load(path, net.config)
+    cache.save(path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="damaged or incomplete"):
         CosformerCache.load(path, net.config)
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="is not the file of a cache"):
         CosformerCache.load(path, net.config)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "change", "difference"),
+    [
+        ("cosformer", {"num_key_value_heads": 2}, "num_key_value_heads is 4 there and 2 here"),
+        ("cosformer", {"hidden_size": 64}, "head_dim is 8 there and 16 here"),
+        ("cosformer", {"horizon": 200}, "horizon is 96 there and 200 here"),
+        ("cosformer", {"position": "rotary"}, "position is 'learned' there and 'rotary' here"),
+        ("cosformer", {"num_attention_heads": 8, "num_key_value_heads": 4},
+         "num_attention_heads is 4 there and 8 here, head_dim is 8 there and 4 here"),
+        ("rfa", {"attention_parameters": {"kernel": "arccos"}},
+         "attention_parameters is {} there and {'kernel': 'arccos'} here"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_model_is_refused(mechanism, change, difference, tmp_path):
+    _, _, cache = started(mechanism)
+    cache.save(tmp_path / "cache.safetensors")
+    other = config(**{"attention": mechanism, "position": "learned"} | change)
+    with pytest.raises(ValueError, match=rf"belongs to another model: {re.escape(difference)}\.$"):
+        CosformerCache.load(tmp_path / "cache.safetensors", other)
 
 
 def test_a_cache_of_another_kind_is_refused():

@@ -141,6 +141,42 @@ def test_tokens_of_another_model(ids, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("given", [-1e9, 2, 0.5, torch.nan, -torch.inf], ids=str)
+@pytest.mark.parametrize("head", [CosformerForCausalLM, models.CosformerForSequencePairClassification])
+def test_a_mask_is_of_ones_and_zeros(head, given):
+    """Of an additive mask, read as 0 for padding, each text would be all that it is not."""
+    net, ids = build(head), tokens(2, 10)
+    pair = {} if head is CosformerForCausalLM else {"pair_input_ids": ids}
+    mask = torch.zeros(2, 10)
+    mask[1, 6:] = given
+    message = f"attention_mask must hold 1 for real tokens and 0 for padding, or be bool, but got {given:g}:"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        net(ids, attention_mask=mask, **pair)
+    if pair:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            net(ids, pair_attention_mask=mask, **pair)
+    else:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            net.generate(ids, attention_mask=mask, max_new_tokens=2)
+    real = torch.ones(2, 10, dtype=torch.bool)
+    real[1, 6:] = False
+    same = [
+        net(ids, attention_mask=real.to(t), **pair).logits for t in (torch.bool, torch.int64, torch.float)
+    ]
+    assert torch.equal(same[0], same[1])
+    assert torch.equal(same[0], same[2])
+
+
+def test_what_is_missing_is_named():
+    ids = tokens(1, 8)
+    for head, message in (
+        (models.CosformerForSequencePairClassification, "pair_input_ids (or pair_inputs_embeds) is missing"),
+        (models.CosformerForConditionalGeneration, "decoder_input_ids or labels is missing"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            build(head)(ids)
+
+
 def test_calls_that_contradict_themselves():
     net = build(CosformerForCausalLM)
     ids, bounds = tokens(1, 8), torch.tensor([0, 3, 8])
@@ -155,6 +191,10 @@ def test_calls_that_contradict_themselves():
         ({"attention_mask": ones[:, None, None]}, "attention_mask must have shape"),
         ({"attention_mask": ones, "position_ids": restarting}, "for packed documents give position_ids"),
         ({"position_ids": torch.arange(8)[None] + 3}, "position_ids must count 0, 1, 2"),
+        (
+            {"position_ids": torch.arange(5)[None]},
+            "position_ids must be of the 8 tokens of this call, but got 5",
+        ),
         (
             {"past_key_values": net(ids, use_cache=True).past_key_values, "position_ids": restarting},
             "by attention_m",

@@ -107,6 +107,39 @@ def test_a_conversation():
     assert torch.equal(generate(net, text, past_key_values=first.past_key_values), expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"prefill_chunk_size": 3}], ids=["whole", "pieces"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_prompt_that_the_cache_has_read_already(padding, options):
+    net, ids = model(), tokens(1, 9)
+    mask = torch.ones_like(ids)
+    mask[:, :padding] = 0
+    cache = CosformerCache(net.config)
+    text = generate(net, ids, attention_mask=mask, past_key_values=cache)
+    mask = torch.cat([mask, torch.ones(1, NEW, dtype=torch.long)], 1)
+    read = cache.get_seq_length()
+    for length in (3, read):
+        with pytest.raises(ValueError, match=f"has {length} tokens, but .* has read {read} already"):
+            generate(net, text[:, :length], attention_mask=mask[:, :length], past_key_values=cache, **options)
+    assert cache.get_seq_length() == read
+
+
+@pytest.mark.parametrize("helper", ["prompt lookup", "assistant"])
+def test_guesses_need_a_cache_that_can_forget(helper):
+    """The prompt repeats itself, so that lookup finds what to guess; random weights go on otherwise."""
+    ids = tokens(1, 4).repeat(1, 5)
+    for mechanism in ("cosformer", "softmax"):
+        net = model(attention=mechanism)
+        guess = {"prompt_lookup_num_tokens": 2}
+        if helper == "assistant":
+            guess = {"assistant_model": model(attention="softmax", num_hidden_layers=1)}
+        if mechanism == "softmax":
+            assert torch.equal(generate(net, ids, **guess), generate(net, ids))
+        else:
+            for cached in ({}, {"past_key_values": CosformerCache(net.config)}):
+                with pytest.raises(ValueError, match="prompt_lookup_num_tokens and assistant models must be"):
+                    generate(net, ids, **guess, **cached)
+
+
 def test_embeddings_in_place_of_tokens():
     net = model()
     ids, mask, _ = padded_batch(PADDINGS["left"])

@@ -56,6 +56,11 @@ def test_too_small_a_vocabulary():
         train_bpe(CORPUS, 100)
 
 
+def test_one_string_is_not_a_list_of_texts():
+    with pytest.raises(TypeError, match=r"texts must be a list of strings, .* but got one string"):
+        train_bpe("hello world", vocab_size=300)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_saved_with_a_model(kind, tmp_path):
     tokenizer = kinds()[kind]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cosformer.attention.checks import count, within_length
+from cosformer.attention.checks import count, for_heads, within_length
 from cosformer.attention.gather import Lists, Relation
 from cosformer.attention.pattern import PatternAttention
 from cosformer.attention.registry import register
@@ -87,6 +87,11 @@ class BigBird(PatternAttention, Drawn):
     def drawn(self) -> dict[str, Tensor]:
         """Integers, which no change of the model's floating type rounds: the pattern has to stay."""
         return {"draws": torch.randint(2**31, self.draws.shape, device="cpu")}
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        super()._check(q, k, v)
+        if self.random_blocks:
+            for_heads(self.name, k.shape[2], self.num_kv_heads)
 
     def relations(self, causal: bool, length: Tensor, columns: int) -> Sequence[Relation]:
         within_length(self.name, columns, self.max_length)

@@ -17,6 +17,21 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
     return str(value)
 
 
+def for_heads(name: str, heads: int, num_kv_heads: int) -> None:
+    """What a mechanism has for each key head is of no use to others."""
+    if heads != num_kv_heads:
+        raise ValueError(
+            f"k and v must have {num_kv_heads} key heads, the num_kv_heads of this {name}, but got {heads}."
+        )
+
+
+def of_size(name: str, size: int, head_dim: int) -> None:
+    if size != head_dim:
+        raise ValueError(
+            f"q and k must have heads of {head_dim}, the head_dim of this {name}, but got {size}."
+        )
+
+
 def within_length(name: str, length: int, max_length: int) -> None:
     """Learned weights for each position end somewhere."""
     if length > max_length:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.attention.base import Attention
-from cosformer.attention.checks import one_of, within_length
+from cosformer.attention.checks import for_heads, one_of, within_length
 from cosformer.attention.registry import register
 from cosformer.attention.traits import Traits
 from cosformer.ops.checks import positive_int
@@ -85,6 +85,8 @@ class Linformer(Attention):
         return_state: bool,
     ) -> tuple[Tensor, None]:
         length, kv_heads = k.shape[1:3]
+        if self.sharing == "none":
+            for_heads(self.name, kv_heads, self.num_kv_heads)
         within_length(self.name, length, self.max_length)
         if key_mask is not None:
             k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))

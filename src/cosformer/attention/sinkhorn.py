@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.attention.base import Attention
-from cosformer.attention.checks import within_length
+from cosformer.attention.checks import for_heads, of_size, within_length
 from cosformer.attention.gather import masked_softmax
 from cosformer.attention.headwise import HeadwiseNetwork
 from cosformer.attention.registry import register
@@ -104,6 +104,8 @@ class Sinkhorn(Attention):
         return_state: bool,
     ) -> tuple[Tensor, None]:
         batch, length, kv_heads = k.shape[:3]
+        for_heads(self.name, kv_heads, self.num_kv_heads)
+        of_size(self.name, k.shape[3], self.head_dim)
         within_length(self.name, length, self.max_length)
         real = k.new_ones(batch, length, dtype=torch.bool) if key_mask is None else key_mask
         if key_mask is not None:

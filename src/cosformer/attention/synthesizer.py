@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.attention.base import Attention
-from cosformer.attention.checks import one_of, within_length
+from cosformer.attention.checks import for_heads, of_size, one_of, within_length
 from cosformer.attention.gather import masked_softmax
 from cosformer.attention.headwise import HeadwiseNetwork
 from cosformer.attention.registry import register
@@ -142,6 +142,9 @@ class Synthesizer(Attention):
         return_state: bool,
     ) -> tuple[Tensor, None]:
         length, kv_heads = v.shape[1:3]
+        for_heads(self.name, kv_heads, self.num_kv_heads)
+        if self.kind.endswith("dense"):
+            of_size(self.name, q.shape[3], self.head_dim)
         within_length(self.name, length, self.max_length)
         q = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4)
         seen = torch.ones(1, 1, 1, length, length, dtype=torch.bool, device=q.device)

@@ -118,6 +118,13 @@ class StateLayer(CacheLayerMixin):
         )
 
 
+# What a state means depends on these, beside the attention and the number of layers.
+_OF_THE_MODEL = (
+    "num_attention_heads", "num_key_value_heads", "head_dim", "horizon", "attention_parameters", "position",
+    "position_parameters",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A cache at one moment; as small as references to its states."""
@@ -142,6 +149,7 @@ class CosformerCache(Cache):
         croppable = not config.traits.constant_state
         super().__init__(layers=[StateLayer(croppable) for _ in range(layers_that_decode(config))])
         self.attention = config.attention
+        self.made_for = {name: getattr(config, name) for name in _OF_THE_MODEL}
 
     @property
     def past(self) -> Past | None:

@@ -20,6 +20,8 @@ _KEY = "cosformer_cache"
 
 
 def write(cache: "CosformerCache", path: Path) -> None:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to save the cache in: make it first.")
     tensors: dict[str, Tensor] = {}
     layers = []
     for i, layer in enumerate(cache.layers):
@@ -32,7 +34,7 @@ def write(cache: "CosformerCache", path: Path) -> None:
                     # Layers may share their positions, and a file may not.
                     tensors[f"{i}.{name}.{k}"] = x.detach().clone(memory_format=torch.contiguous_format)
         layers.append(numbers)
-    header = {"attention": cache.attention, "layers": layers}
+    header = {"attention": cache.attention, "model": cache.made_for, "layers": layers}
     save_file(tensors, path, metadata={_KEY: json.dumps(header)})
 
 
@@ -53,6 +55,16 @@ def read(into: "CosformerCache", path: Path) -> "CosformerCache":
             f"{path} holds {len(header['layers'])} layers of attention {header['attention']!r}, but the "
             f"model has {len(into.layers)} of {into.attention!r}: it belongs to another model."
         )
+    if "model" not in header:
+        raise ValueError(
+            f"{path} does not say which model it belongs to, as files of earlier versions do not: compute "
+            "the cache again, and save it."
+        )
+    there, here = header["model"], json.loads(json.dumps(into.made_for))  # lists in place of tuples
+    differing = [f"{name} is {there.get(name)!r} there and {here[name]!r} here" for name in here
+                 if there.get(name) != here[name]]  # fmt: skip
+    if differing:
+        raise ValueError(f"{path} belongs to another model: {', '.join(differing)}.")
     for i, (layer, numbers) in enumerate(zip(into.layers, header["layers"], strict=True)):
         found = {name: _state(into.attention, tensors, f"{i}.{name}.", numbers.get(name)) for name in
                  ("state", "memory")}  # fmt: skip

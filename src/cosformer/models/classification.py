@@ -106,6 +106,11 @@ class CosformerForSequencePairClassification(_Classifier):
 
         Hidden states, where asked for, are those of the first sequences.
         """
+        if pair_input_ids is None and pair_inputs_embeds is None:
+            raise ValueError(
+                f"pair_input_ids (or pair_inputs_embeds) is missing: {type(self).__name__} reads two "
+                "sequences."
+            )
         a, hidden = self._pooled(input_ids, attention_mask, inputs_embeds, kwargs)
         b, _ = self._pooled(pair_input_ids, pair_attention_mask, pair_inputs_embeds, kwargs)
         difference = (a - b).abs() if self.config.pair_difference == "absolute" else a - b

@@ -98,6 +98,13 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} must be left out of an encoder-decoder: pad the batch instead.")
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
+            if labels is None:
+                raise ValueError(
+                    "decoder_input_ids or labels is missing: the decoder needs the target so far, or the "
+                    "whole target to learn from."
+                )
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids,
@@ -108,8 +115,6 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             )
         elif not isinstance(encoder_outputs, BaseModelOutput | dict):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
-        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
-            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.decoder(
             decoder_input_ids,
             attention_mask=decoder_attention_mask,

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import GenerationMixin
+from transformers.generation import GenerationMode
 from transformers.utils import logging
 
 from cosformer.models.cache import CosformerCache, checked, layers_that_decode
@@ -17,10 +18,14 @@ class StatefulGenerationMixin(GenerationMixin):
     """`generate()` for the models of the family."""
 
     config: CosformerConfig
-    _is_stateful = True
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         config = self.config
         if generation_config.cache_implementation is not None:
@@ -28,9 +33,23 @@ class StatefulGenerationMixin(GenerationMixin):
                 f"cache_implementation must be left out, but got {generation_config.cache_implementation!r}: "
                 "the model brings its own cache, a state for each layer."
             )
+        if generation_mode == GenerationMode.ASSISTED_GENERATION and config.traits.constant_state:
+            raise ValueError(
+                "prompt_lookup_num_tokens and assistant models must be left out: they take guesses back, and "
+                f"the state of attention {config.attention!r}, of constant size, cannot forget tokens."
+            )
         given = model_kwargs.get("past_key_values")
         if given is not None:
             checked(given, layers_that_decode(config), config.attention)
+            mask = model_kwargs.get(f"{self._prefix}attention_mask")
+            # A mask of ones alone is gone by now, and its length is kept.
+            length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
+            if length is not None and length <= given.get_seq_length():
+                raise ValueError(
+                    f"the prompt has {length} tokens, but past_key_values has read {given.get_seq_length()} "
+                    "already: give the whole text, with at least one token more, or restore() an earlier "
+                    "snapshot()."
+                )
             given._is_user_defined = True
             return
         if generation_config.use_cache is False:
@@ -44,6 +63,11 @@ class StatefulGenerationMixin(GenerationMixin):
             return
         model_kwargs["past_key_values"] = CosformerCache(config)
 
+    @property
+    def _prefix(self) -> str:
+        """Of the arguments that say what was generated so far."""
+        return "decoder_" if self.config.is_encoder_decoder else ""
+
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
@@ -54,7 +78,7 @@ class StatefulGenerationMixin(GenerationMixin):
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, inputs_embeds=inputs_embeds, **kwargs
         )
-        prefix = "decoder_" if self.config.is_encoder_decoder else ""
+        prefix = self._prefix
         new, mask = prepared.get(f"{prefix}input_ids"), prepared.get(f"{prefix}attention_mask")
         new = prepared["inputs_embeds"] if new is None else new
         cache = prepared.get("past_key_values")

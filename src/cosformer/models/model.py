@@ -78,7 +78,8 @@ class CosformerModel(CosformerPreTrainedModel):
         """
         Args:
             input_ids: [B, T]; or inputs_embeds [B, T, hidden_size] in their place.
-            attention_mask: [B, T], 0 for padding, anywhere; with a cache [B, columns so far + T].
+            attention_mask: [B, T], 1 for real tokens and 0 for padding, anywhere; with a cache
+                [B, columns so far + T].
             position_ids: [B, T]; needed only to mark packed documents, by starting at 0 again.
             past_key_values: what came before.
             encoder_hidden_states, encoder_attention_mask: [B, S, hidden_size] and [B, S].
@@ -185,6 +186,11 @@ class CosformerModel(CosformerPreTrainedModel):
         cache: CosformerCache | None,
     ) -> Layout:
         batch, length = x.shape[:2]
+        if position_ids is not None and position_ids.shape[-1] != length:
+            raise ValueError(
+                f"position_ids must be of the {length} tokens of this call, but got {position_ids.shape[-1]} "
+                "of them."
+            )
         past = None if cache is None else cache.past
         limit = self.config.max_position_embeddings
         if cu_seqlens is None and attention_mask is None and past is None and position_ids is not None:
@@ -220,7 +226,16 @@ class CosformerModel(CosformerPreTrainedModel):
                 f"{' (the cache included)' if columns else ''}, 1 for real tokens and 0 for padding, but got "
                 f"{list(mask.shape)}."
             )
-        return mask[:, columns:] != 0
+        own = mask[:, columns:]
+        # Looked at where that is free, as input_ids are.
+        if mask.dtype != torch.bool and mask.device.type == "cpu" and not torch.compiler.is_compiling():
+            wrong = (own != 0) & (own != 1)
+            if wrong.any():
+                raise ValueError(
+                    "attention_mask must hold 1 for real tokens and 0 for padding, or be bool, but got "
+                    f"{own[wrong][0].item():g}: a mask to be added to scores is not understood here."
+                )
+        return own != 0
 
     def _within(self, layout: Layout, cache: CosformerCache | None) -> Layout:
         limit = self.config.max_position_embeddings

@@ -45,6 +45,8 @@ def train_bpe(
 
     No text is unknown to it: what was never seen falls apart into bytes.
     """
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of strings, or an iterator over them, but got one string.")
     smallest = 256 + len(SPECIAL)
     if positive_int("vocab_size", vocab_size) < smallest:
         raise ValueError(
