@@ -173,20 +173,16 @@ def peak(case: dict[str, Any]) -> int:
         decoder = Decoder(case["contender"], model, sizes, case["batch"], case["context"])
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        before = _resident("VmRSS")
+        before = machine.resident("VmRSS") or 0
         decoder = Decoder(case["contender"], model, sizes, case["batch"], case["context"])
-        Path("/proc/self/clear_refs").write_text("5")
+        machine.forget_peak()
     decoder.kept = None  # nothing but the cache itself shall keep a state
     for _ in range(PEAK_TOKENS):
         decoder.step()
-    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident("VmHWM")
+    after = (
+        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.resident("VmHWM") or 0
+    )
     return int(after - before)
-
-
-def _resident(field: str) -> int:
-    """VmRSS (now) or VmHWM (the most since the last reset), in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field + ":")).split()[1]) * 1024
 
 
 def write(data: dict[str, Any], folder: Path, stem: str) -> None:

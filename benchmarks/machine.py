@@ -8,9 +8,20 @@ from typing import Any
 
 import torch
 
-from cosformer.machine import commit, hardware, memory, versions
+from cosformer.machine import commit, forget_peak, hardware, memory, resident, versions
 
-__all__ = ["ROOT", "Others", "commit", "commit_words", "hardware", "memory", "memory_limit", "versions"]
+__all__ = [
+    "ROOT",
+    "Others",
+    "commit",
+    "commit_words",
+    "forget_peak",
+    "hardware",
+    "memory",
+    "memory_limit",
+    "resident",
+    "versions",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,7 +1,7 @@
-"""What the fine-tuning recipes share: the sizes of `recipes/mlm.py` at each scale, so that its weights fit
-(but for `tiny` where there are two sentences, which has sizes of its own).
+"""What the fine-tuning recipes share: at `small` and `paper` the sizes of `recipes/mlm.py`, so that its
+weights fit; `tiny` has sizes and tokens of its own, and starts from nothing.
 
-    build("small", initial="runs/mlm/checkpoint-10000")
+    build("small", initial="runs/mlm-small-cosformer-0")
 
 Without `initial` a model learns its task from nothing. `paper`: ten passes at a low rate over the task, as is
 usual for RoBERTa; the cosFormer paper does not say more.

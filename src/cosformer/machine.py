@@ -41,6 +41,21 @@ def memory() -> int:
         return 0
 
 
+def resident(field: str) -> int | None:
+    """Bytes of this process: VmRSS (now) or VmHWM (the most since `forget_peak`); None where nobody knows."""
+    said = _field("/proc/self/status", field)
+    return int(said.split()[0]) * 1024 if said else None
+
+
+def forget_peak() -> bool:
+    """VmHWM counts from here on; False where the system does not do so."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
 def versions() -> dict[str, str]:
     """Of Python, torch, this library, and of the others that are in use."""
     import cosformer

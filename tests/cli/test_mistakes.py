@@ -10,6 +10,7 @@ import torch
 
 from cosformer.cli import bench, main
 from cosformer.cli.main import COMMANDS
+from cosformer.cli.mistakes import about, capitalised
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.training import recipes
 
@@ -167,6 +168,16 @@ MISTAKES = {
         lambda s, t: results(t, '{"task": "t", "mechanism": "m", "metric": {}}'),
         "has no score on the test split",
     ),
+    "a record with an empty score": (lambda s, t: results(t, scored({})), "line 1, is no record of a run"),
+    "a record with a null score": (lambda s, t: results(t, scored(None)), "line 1, is no record of a run"),
+    "a record with a score in words": (
+        lambda s, t: results(t, scored({"accuracy": "high"})),
+        "has 'high' for accuracy, where a number is wanted",
+    ),
+    "a record without settings": (
+        lambda s, t: results(t, json.dumps(RECORD | {"settings": None})),
+        "has None for settings, where an object is wanted",
+    ),
     "no such recipe": (lambda s, t: ["train", "mqra"], "did you mean mqar?"),
     "no such recipe file": (lambda s, t: ["train", t / "mine.py"], "mine.py"),
     "a recipe that is no Python": (lambda s, t: ["train", written(t, "r.py", "def (")], "cannot be read"),
@@ -174,8 +185,31 @@ MISTAKES = {
     "no such scale": (lambda s, t: ["train", "mqar", "--scale", "smal"], "Did you mean small?"),
     "no such attention": (
         lambda s, t: ["train", "mqar", "--attention", "cosfromer"],
-        "attention must be one of",
+        "Did you mean cosformer?",
     ),
+    "an attention that the model cannot take": (
+        lambda s, t: ["compare", "mqar", "--scale", "tiny", "--attentions", "cosformer,bigbird"],
+        "'bigbird' is not",
+    ),
+    "an attention as a setting": (
+        lambda s, t: ["train", "mqar", "attention=softmax"],
+        "write --attention softmax",
+    ),
+    "an attention as a setting of a comparison": (
+        lambda s, t: ["compare", "mqar", "attention=softmax"],
+        "write --attentions softmax",
+    ),
+    "a scale as a setting": (lambda s, t: ["train", "mqar", "scale=paper"], "write --scale paper"),
+    "a number for a model": (
+        lambda s, t: ["train", "mqar", "model.hidden_size=8", "model=5"],
+        "write model.hidden_size=64",
+    ),
+    "no such compiler": (
+        lambda s, t: ["train", "mqar", "compile=true", "compile_backend=foo"],
+        "inductor, tvm, but got 'foo'",
+    ),
+    "no recipe": (lambda s, t: ["train"], "required: recipe. See"),
+    "no benchmark": (lambda s, t: ["bench"], "required: benchmark. See"),
     "a setting without a value": (lambda s, t: ["train", "mqar", "steps"], "NAME=VALUE is wanted"),
     "a setting with a typo": (lambda s, t: ["train", "mqar", "step=3"], "did you mean steps?"),
     "a setting that leads nowhere": (lambda s, t: ["train", "mqar", "optimiser.lr=3"], "leads nowhere"),
@@ -190,8 +224,16 @@ MISTAKES = {
         lambda s, t: ["train", "mqar", "--scale", "tiny", "--folder", written(t, "f", "")],
         "f is a file",
     ),
+    "results into a folder": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--results", t],
+        "is a folder; a file is wanted",
+    ),
+    "results inside a file": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--results", written(t, "f", "") / "x.jsonl"],
+        "f/x.jsonl: the folder",
+    ),
     "training in another run's folder": (
-        lambda s, t: ["train", "mqar", "--scale", "tiny", "--folder", another_run(t)],
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--folder", finished(another_run(t))],
         "holds another run",
     ),
     "training on no GPU": (
@@ -220,8 +262,25 @@ MISTAKES = {
     ),
     "a task with a wrong setting": (lambda s, t: ["data", "mqar", "pairs=0"], "pairs"),
     "no time": (lambda s, t: ["demo", "--seconds", "0"], "a number above 0"),
+    "a demo over other people's files": (
+        lambda s, t: ["demo", "--tiny", "--fresh", "--out", written(t, "d/report.html", "mine").parent],
+        "holds report.html, and not of a demonstration",
+    ),
+    "a cache that cannot be written": (
+        lambda s, t: ["data", "listops", *unusable_cache(t)],
+        "; set COSFORMER_CACHE to one that can.\n",
+    ),
     "a demo into a file": (lambda s, t: ["demo", "--out", written(t, "f", "")], "f is a file"),
 }
+
+
+def scored(test):
+    return json.dumps(RECORD | {"metric": {"name": "accuracy", "test": test}})
+
+
+def unusable_cache(tmp_path):
+    written(tmp_path, "cache", "")
+    return []
 
 
 def damaged_data(tmp_path):
@@ -236,6 +295,10 @@ def another_run(tmp_path):
     return written(tmp_path, "other/run.json", text).parent
 
 
+def finished(folder):
+    return written(folder, "record.json", "{}").parent
+
+
 def run(capsys, arguments):
     """Exit code and what was said on stderr."""
     try:
@@ -243,6 +306,34 @@ def run(capsys, arguments):
     except SystemExit as left:
         code = left.code
     return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("there is no run.", "There is no run."),
+        ("stopped.", "Stopped."),
+        ("runs/int3 cannot be scored.", None),
+        ("hidden_size must be positive.", None),
+        ("--out x is a file.", None),
+        ("train.tsv is missing.", None),
+        ("mine holds no checkpoint.", None),
+    ],
+)
+def test_only_words_begin_with_a_capital(said, shown, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert capitalised(said) == (shown or said)
+
+
+def test_sentences_of_our_own_are_said_as_they_are():
+    assert about(OSError("set COSFORMER_CACHE."))[0] == "set COSFORMER_CACHE."
+    assert about(OSError(13, "Permission denied", "x"))[0] == "permission denied (x)."
+
+
+def test_a_name_at_the_beginning_stays_as_it_is(capsys):
+    assert main(["train", "mqar", "model.hidden_size=-1"]) == 2
+    assert "train: hidden_size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -310,10 +401,22 @@ def test_help_teaches_by_example(command, capsys):
     assert f"cosformer {command}".strip() in capsys.readouterr().out.partition("\n\n")[2]
 
 
+def test_help_names_no_option_of_another_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert "cosformer train RECIPE --print_config" in capsys.readouterr().out
+
+
 def test_no_arguments_show_the_commands(capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in COMMANDS)
+
+
+def test_results_are_tried_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cosformer.training.train", None)  # it would be called in vain
+    assert main(["train", "mqar", "--scale", "tiny", "--results", str(tmp_path)]) == 2
 
 
 def test_the_documentation_names_every_command():

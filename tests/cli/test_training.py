@@ -24,7 +24,7 @@ SHORT = ["mqar", "--scale", "tiny", "steps=6", "eval_every=3", "save_every=3", "
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     where = ["--folder", str(folder), "--results", str(folder / "r.jsonl")]
-    assert main(["compare", *SHORT, "--attentions", "cosformer,relu", *where]) == 0
+    assert main(["compare", *SHORT, "--attentions", "cosformer, relu,cosformer", *where]) == 0
     return folder
 
 
@@ -50,8 +50,18 @@ def test_a_finished_run_is_not_trained_again(compared, capsys, monkeypatch):
     monkeypatch.setattr("cosformer.training.main.RunTrainer", None)
     arguments = ["train", *SHORT, "--folder", str(compared / "relu"), "--attention", "relu"]
     assert main([*arguments, "--results", str(compared / "r.jsonl")]) == 0
-    assert "mqar, relu: accuracy" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("Nothing was trained: ")
+    assert "mqar, relu: accuracy" in said
     assert len((compared / "r.jsonl").read_text().splitlines()) == 2, "a run is recorded once"
+
+
+def test_a_finished_comparison_says_so(compared, capsys):
+    """And its attentions are as they were named: with spaces, each once."""
+    where = ["--folder", str(compared), "--results", str(compared / "r.jsonl")]
+    assert main(["compare", *SHORT, "--attentions", "cosformer,relu", *where]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "finished already" in line]
+    assert [line.partition(":")[0] for line in said] == ["cosformer", "relu"]
 
 
 @pytest.mark.parametrize("batch", ["1", "8"])

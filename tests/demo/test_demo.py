@@ -1,9 +1,11 @@
 """The demonstration: its parts, its page, and what is kept when it is stopped."""
 
+import copy
 import dataclasses
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,9 +19,10 @@ from cosformer import tasks
 from cosformer.cli import main
 from cosformer.demo import training
 from cosformer.demo.maps import attention_maps, most_concentrated
-from cosformer.demo.page import LENGTH_PLOTS
+from cosformer.demo.page import LENGTH_PLOTS, figures
 from cosformer.demo.settings import MECHANISMS, TINY
 from cosformer.models import CosformerConfig, CosformerForCausalLM
+from tests.report.demo_record import RECORD
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,16 +85,35 @@ def test_finished_parts_are_not_done_again(finished, monkeypatch, capsys):
     assert "steps, training, costs, maps, samples finished already" in capsys.readouterr().out
 
 
-def test_other_settings_begin_anew(finished, monkeypatch):
-    class Begun(Exception):
-        pass
+def test_other_settings_want_another_folder(finished, capsys):
+    before = (finished / "record.json").read_text()
+    assert main(["demo", "--tiny", "--seconds", "77", "--out", str(finished)]) == 2
+    assert "holds a demonstration of other settings" in capsys.readouterr().err
+    assert (finished / "record.json").read_text() == before
 
-    def begin(*args, **kwargs):
-        raise Begun
 
-    monkeypatch.setattr(training, "train", begin)
-    with pytest.raises(Begun):
-        main(["demo", "--tiny", "--seconds", "77", "--out", str(finished)])
+def test_fresh_begins_anew_and_can_go_on(finished, tmp_path, monkeypatch):
+    folder = tmp_path / "d"
+    shutil.copytree(finished, folder)
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    command = ["demo", "--tiny", "--seconds", "77", "--out", str(folder)]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(training, "affordable", stop)
+        assert main([*command, "--fresh"]) == 130
+    assert not (folder / "runs").exists()
+    assert main(command) == 0
+    assert json.loads((folder / "record.json").read_text())["settings"]["seconds"] == 77
+
+
+def test_no_memory_is_no_figure():
+    record = copy.deepcopy(RECORD)
+    for costs in record["costs"].values():
+        costs["contexts"][-1]["memory_bytes"] = 0
+    row = next(r for r in figures(record).rows if r[0].endswith("tokens, peak memory"))
+    assert row[1:] == ["-", "-", "-"]
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,22 @@ def test_fields_of_the_model_are_known():
             run = recipes.build(name, scale=scale)
             known = {f.name for f in dataclasses.fields(model.CosformerConfig)}
             assert set(run.model) <= known, (name, scale)
+
+
+FINE_TUNING = ("sst2", "cola", "mrpc", "rte", "stsb", "qnli", "qqp", "mnli", "imdb", "amazon")
+
+
+@pytest.mark.parametrize("name", FINE_TUNING)
+def test_pretrained_weights_fit_where_it_is_said(name):
+    """At small and paper, as recipes/_fine_tuning.py and docs/training.md say, and not at tiny."""
+
+    def sizes(recipe, scale):
+        run = recipes.build(recipe, scale=scale)
+        data, net = run.task_settings, run.model
+        vocabulary = (data["tokens"], data.get("bpe_size"), data.get("bpe_corpus", data.get("corpus")))
+        longest = net.get("max_position_embeddings", data["length"])
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "position")
+        return vocabulary, longest, [net.get(n) for n in names]
+
+    fits = {scale: sizes(name, scale) == sizes("mlm", scale) for scale in SCALES}
+    assert fits == {"tiny": False, "small": True, "paper": True}

@@ -68,6 +68,40 @@ def test_runs_of_other_settings_are_not_averaged():
     ]
 
 
+def test_settings_are_told_apart_at_the_smallest_scale():
+    """By what differs within a mechanism; what only sets the mechanisms apart makes no row."""
+    found = [
+        run_record(mechanism, seed, accuracy)
+        | {"scale": "tiny", "settings": {"seed": seed, "steps": steps, "model": {"position": mechanism}}}
+        for mechanism, steps, seed, accuracy in (
+            ("cosformer", 30, 0, 0.5), ("cosformer", 30, 1, 0.7), ("cosformer", 40, 0, 0.9),
+            ("softmax", 30, 0, 0.8),
+        )
+    ]  # fmt: skip
+    (section,) = results.sections(found)
+    (table,) = (b for b in section.blocks if isinstance(b, Table))
+    assert [(row[0], *row[2:4]) for row in table.rows] == [
+        ("text, steps 30", "0.6 ± 0.1", "0.8"),
+        ("text, steps 40", "0.9", "-"),
+    ]
+    assert "behind ± half the distance" in table.caption
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_a_repetition_is_no_second_run(scale):
+    """Of the same seed and settings the newest counts, wherever in the files it stands."""
+    found = [
+        run_record("cosformer", seed, accuracy, date=date, settings={"seed": seed, "device": device})
+        | {"scale": scale}
+        for seed, accuracy, date, device in (
+            (0, 0.5, "2026-02", "cpu"), (0, 0.9, "2026-01", "auto"), (1, 0.7, "2026-01", "cpu"),
+        )
+    ]  # fmt: skip
+    (section,) = results.sections(found)
+    (table,) = (b for b in section.blocks if isinstance(b, Table))
+    assert "0.6 ± 0.1" in table.rows[0]
+
+
 def test_scales_are_kept_apart():
     found = [run_record("cosformer", 0, 0.8), run_record("cosformer", 0, 0.4) | {"scale": "paper"}]
     (section,) = results.sections(found)

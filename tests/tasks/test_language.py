@@ -145,3 +145,25 @@ def test_an_unknown_corpus():
             list(f("books", "train"))
     with pytest.raises(ValueError, match="corpus must be one of"):
         tasks.build("mlm", corpus="books")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("wikitext2", {"official": False, "tokens": "bpe", "bpe_size": 300}),
+        ("mlm", {"tokens": "bpe", "bpe_size": 300}),
+        ("mlm", {"tokens": "bytes"}),
+    ],
+    ids=["wikitext2-bpe", "mlm-bpe", "mlm-bytes"],
+)
+def test_the_tokenizer_is_that_of_the_rows(name, settings):
+    """What is kept beside the weights reads a row of the task back as it was."""
+    tiny.wikitext("wikitext-2")
+    task = tasks.build(name, length=64, **settings)
+    row = task.dataset("test")[0]
+    ids = torch.where(row["labels"] == -100, row["input_ids"], row["labels"])[1:40].tolist()
+    ordinary = [i for i in ids if i not in task.tokenizer.all_special_ids]
+    text = task.tokenizer.decode(ordinary)
+    assert task.tokenizer(text, add_special_tokens=False)["input_ids"] == ordinary
+    assert len(task.tokenizer) <= task.vocab_size
+    assert " green bad " in text

@@ -31,6 +31,7 @@ DEATHS = {
     "between steps": [{"step": 2}, {"step": 7}, {"step": 9}, {"step": 12}],
     "while saving": [{"flush": 9}, {"manifest": 2}, {"rename": "before"}, {"rename": "after"}, {"flush": 14}],
     # Ctrl-C first: after a kill by the clock the run may be past its step.
+    "in an evaluation": [{"interrupt": 6}, {"interrupt": 12}],
     "at any moment": [{"interrupt": 5}, {"after": 0.3}, {"after": 0.4}],
 }
 

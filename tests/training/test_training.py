@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from cosformer import tasks
+from cosformer import machine, tasks
 from cosformer.models import CosformerForCausalLM, CosformerForSequenceClassification
 from cosformer.training import best, checkpoint, evaluate, files, main, model, train
+from cosformer.training.clock import Clock, peak_memory
 from cosformer.training.status import Status
 from cosformer.training.trainer import RunTrainer
 from tests.training.toy import recall, toy
@@ -254,6 +255,34 @@ def test_weights_of_another_run_to_start_from(tmp_path):
         torch.testing.assert_close(after[name], x, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("given", ["run", "checkpoint"])
+def test_a_run_or_a_checkpoint_to_start_from(tmp_path, given):
+    """Of a run, the best weights: those that `evaluate` scores."""
+    run = recall(**STILL | {"steps": 4}, eval_every=2, save_every=1, keep=9)
+    trained(tmp_path / "run", run)
+    start = checkpoint.name(3) if given == "checkpoint" else ""
+    net = model.build(
+        run.replace(initial=str(tmp_path / "run" / start)), tasks.build("mqar", **run.task_settings)
+    )
+    chosen = tmp_path / "run" / start if start else best(tmp_path / "run")
+    wanted = CosformerForCausalLM.from_pretrained(chosen).state_dict()
+    assert all(torch.equal(x, wanted[name]) for name, x in net.state_dict().items())
+    (chosen / "model.safetensors").write_bytes(b"")
+    if start:
+        with pytest.raises(ValueError, match=r"model.safetensors has 0 bytes .* Give the run's folder"):
+            best(chosen)
+
+
+def test_a_checkpoint_is_scored_by_itself(tmp_path):
+    run = toy(workers=0, eval_every=2, save_every=2, keep=9, learning_rate=0.03)
+    trained(tmp_path, run)
+    log = files.lines(tmp_path / "log.jsonl")
+    noted = {e["step"]: e["accuracy"] for e in log if e.get("event") == "valid"}
+    assert len(set(noted.values())) > 1, "or which one was scored would not show"
+    for step, accuracy in noted.items():
+        assert evaluate(tmp_path / checkpoint.name(step), "valid")["accuracy"] == accuracy
+
+
 def test_random_features_are_drawn_anew_and_resumed(tmp_path, monkeypatch):
     run = recall(
         workers=0,
@@ -292,3 +321,15 @@ def test_progress_says_how_far_it_is(tmp_path):
     assert all(json.dumps(e) for e in events)
     assert {"loss", "learning_rate", "tokens_per_s", "accuracy", "seconds_left"} <= set(events[-2])
     assert events[-2]["seconds_left"] == 0
+    told = [(e["step"], e["evaluating"]) for e in events if "evaluating" in e]
+    assert told == [(6, "valid 0%"), (12, "valid 0%"), (12, "test 0%")]
+
+
+@pytest.mark.skipif(machine.resident("VmHWM") is None, reason="the system does not tell a process its peak")
+def test_the_peak_of_a_run_is_not_that_of_what_came_before():
+    cpu = torch.device("cpu")
+    large = torch.ones(100 * 2**20)
+    before = peak_memory(cpu)
+    del large
+    Clock(cpu)
+    assert peak_memory(cpu) < before - 200 * 2**20

@@ -40,7 +40,7 @@ def root() -> Path:
 
 def arguments(p: Parser) -> None:
     p.add_argument("benchmark", type=one_of(*BENCHMARKS), help=", ".join(BENCHMARKS))
-    p.add_argument("options", nargs=argparse.REMAINDER, help="for the benchmark")
+    p.add_argument("options", nargs=argparse.REMAINDER, help="for the benchmark").required = False
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.cli import runs
-from cosformer.cli.mistakes import Mistake, writable_folder
-from cosformer.cli.parser import Parser, did_you_mean
+from cosformer.cli.mistakes import writable_folder
+from cosformer.cli.parser import Parser
 from cosformer.report.comparison import document, table
 from cosformer.report.write import write
 from cosformer.terminal import plain
@@ -31,23 +31,18 @@ def arguments(p: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosformer import attention
-
-    names = args.attentions.split(",")
-    for name in names:
-        if name not in attention.names():
-            hint = did_you_mean(name, attention.names()) or f" There are {', '.join(attention.names())}."
-            raise Mistake(f"--attentions: {name!r} is not known.{hint}")
+    names = list(dict.fromkeys(word.strip() for word in args.attentions.split(",")))
     folder = args.folder or Path("runs") / f"compare-{Path(args.recipe).stem}-{args.scale}"
-    chosen = [runs.build(args.recipe, args.scale, name, args.settings) for name in names]
+    chosen = [runs.build(args.recipe, args.scale, name, args.settings, "--attentions") for name in names]
     writable_folder("--folder", folder)
     again = ["cosformer", "compare", args.recipe, *args.settings, "--scale", args.scale]
-    again += ["--attentions", args.attentions, "--folder", str(folder)]
+    again += ["--attentions", ",".join(names), "--folder", str(folder)]
     again += ["--results", str(args.results)] if args.results else []
     made: list[dict[str, Any]] = []
     for name, each in zip(names, chosen, strict=True):
+        finished = "; finished already, not trained again" if runs.finished(folder / name, args) else ""
         made.append(runs.train(each, folder / name, args, again))
-        print(f"{name}: {runs.score_words(made[-1])}", flush=True)
+        print(f"{name}: {runs.score_words(made[-1])}{finished}", flush=True)
     found = table(made)
     print("\n" + plain(found.header, found.rows))
     page, _ = write(document(made, {name: folder / name for name in names}), folder)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cosformer.cli import info
-from cosformer.cli.mistakes import Stopped, needs_models, writable_folder
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_folder
 from cosformer.cli.parser import Parser, number
 from cosformer.terminal import Progress, plain
 
@@ -26,6 +26,7 @@ def arguments(p: Parser) -> None:
     p.add_argument(
         "--tiny", action="store_true", help="seconds instead of minutes: everything runs, nothing is learned"
     )
+    p.add_argument("--fresh", action="store_true", help="start again, over a demonstration that is there")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     from cosformer.demo.page import figures
-    from cosformer.demo.run import Demo
+    from cosformer.demo.run import Demo, Occupied
     from cosformer.demo.settings import TINY, Settings
 
     settings = TINY if args.tiny else Settings()
@@ -49,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
         "torch": versions["torch"],
         "cosformer": versions["cosformer"],
     }
-    demo = Demo(folder, settings, machine, Progress(every=10.0))
+    try:
+        demo = Demo(folder, settings, machine, Progress(every=10.0), args.fresh)
+    except Occupied as error:
+        raise Mistake(f"--out {error}") from None
     if demo.finished():
         print(f"Going on in {folder}: {', '.join(demo.finished())} finished already.")
     try:

@@ -7,18 +7,22 @@ from cosformer.cli.mistakes import Mistake, needs_models
 from cosformer.cli.parser import Parser, one_of, positive_int
 
 HELP = "score a trained run on a split"
-DESCRIPTION = """Scores the best weights of a run's folder, as `cosformer train` left it. The batch size
-does not change the score."""
+DESCRIPTION = """Scores the best weights of a run's folder, as `cosformer train` left it, or those of one of
+its checkpoints, on the test split unless another is named. The batch size does not change the score."""
 EXAMPLES = """examples:
   cosformer eval runs/mqar-tiny-cosformer-0
   cosformer eval runs/mqar-tiny-cosformer-0 --split valid --batch 64
+  cosformer eval runs/mqar-tiny-cosformer-0/checkpoint-200
 """
 
 
 def arguments(p: Parser) -> None:
-    p.add_argument("folder", type=Path, help="of a run")
+    p.add_argument("folder", type=Path, help="of a run, or of a checkpoint")
     p.add_argument(
-        "--split", type=one_of("train", "valid", "test"), default="test", help="train, valid or test"
+        "--split",
+        type=one_of("train", "valid", "test"),
+        default="test",
+        help="train, valid or test (default)",
     )
     p.add_argument("--batch", type=positive_int, help="samples at once (default: as in the run)")
 
@@ -29,11 +33,24 @@ def run(args: argparse.Namespace) -> int:
     with needs_models():
         from safetensors import SafetensorError
 
-        from cosformer.training import evaluate
+        from cosformer.training import best, evaluate
     try:
-        scores = evaluate(args.folder, args.split, args.batch)
+        weights = best(args.folder)
+        about, scores = _about(weights), evaluate(weights, args.split, args.batch)
     except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError, SafetensorError) as error:
         raise Mistake(f"{args.folder} cannot be scored: {error}") from None
+    print(f"{args.split} split, {about}")
     for name, value in scores.items():
         print(f"{name} {value:.6g}")
     return 0
+
+
+def _about(weights: Path) -> str:
+    """Which step they are of, and whether the run may still come to better ones."""
+    from cosformer.training import files
+    from cosformer.training.status import Status
+
+    said, folder = f"step {Status.read(weights).step:,}", weights.parent
+    if (folder / "run.json").is_file() and not (folder / "record.json").is_file():
+        said += f" of an unfinished run ({files.read_json(folder / 'run.json')['run']['steps']:,} steps)"
+    return f"{said}, {weights}"

@@ -14,8 +14,9 @@ from cosformer.terminal import Progress
 
 HELP = "text from a saved model, as it is made"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo`
-wrote, or from the folder of a run. The context may be as long as the model's horizon; it is read in pieces,
-with the time left, and kept as a state of constant size."""
+wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may be as
+long as the model's horizon; it is read in pieces, with the time left, and kept as a state of constant
+size."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
@@ -26,7 +27,7 @@ PIECE = 2048  # tokens of a context that are read at once
 
 
 def arguments(p: Parser) -> None:
-    p.add_argument("folder", type=Path, help="a saved model and its tokenizer")
+    p.add_argument("folder", type=Path, help="a saved model and its tokenizer, a run or a checkpoint")
     p.add_argument("--prompt", default="", help="the text to continue")
     p.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before the prompt")
     p.add_argument("--tokens", type=positive_int, default=200, help="how many to make (default: 200)")
@@ -74,7 +75,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
 
 
 def _tokenizer(folder: Path, config: Any) -> Any:
-    """The one saved beside the model. A run over bytes saves none, and needs none."""
+    """The one saved beside the model, as a run over pieces of words does. A run over bytes needs none."""
     from transformers import AutoTokenizer
 
     from cosformer.models import byte_tokenizer

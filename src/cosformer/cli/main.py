@@ -7,7 +7,7 @@ from types import ModuleType
 
 from cosformer import __version__
 from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, train
-from cosformer.cli.mistakes import Mistake, Stopped, about
+from cosformer.cli.mistakes import Mistake, Stopped, about, capitalised
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.cli.runs import Failed
 
@@ -78,5 +78,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(command: str, sentence: str, code: int) -> int:
-    print(f"cosformer {command}: {sentence[:1].upper()}{sentence[1:]}", file=sys.stderr)
+    print(f"cosformer {command}: {capitalised(sentence)}", file=sys.stderr)
     return code

@@ -22,8 +22,18 @@ def about(error: OSError) -> tuple[str, int]:
         return f"the disk is full{where}: free some space and run the command again; {KEPT}.", 1
     if error.errno == errno.EROFS:
         return f"the file system is read-only{where}: choose another folder; {KEPT}.", 2
-    said = (error.strerror or str(error)).lower()
-    return f"{said}{where}.", 2
+    return f"{_reason(error)}{where}.", 2
+
+
+def _reason(error: OSError) -> str:
+    """The system's words, or those of a sentence of our own; without a full stop."""
+    return error.strerror.lower() if error.strerror else str(error).rstrip(".")
+
+
+def capitalised(sentence: str) -> str:
+    """With a capital, where the first word is one, and not a path, an option or the name of a setting."""
+    word = sentence.partition(" ")[0].rstrip(",:;.")
+    return sentence[:1].upper() + sentence[1:] if word.isalpha() and not os.path.exists(word) else sentence
 
 
 @contextmanager
@@ -57,8 +67,17 @@ def writable_folder(option: str, path: Path) -> Path:
     except FileExistsError:
         raise Mistake(f"{option} {path} is a file; a folder is wanted.") from None
     except OSError as error:
-        said = (error.strerror or str(error)).lower()
-        raise Mistake(f"{option} {path} cannot be made: {said}.") from None
+        raise Mistake(f"{option} {path} cannot be made: {_reason(error)}.") from None
     if not os.access(path, os.W_OK):
+        raise Mistake(f"{option} {path} may not be written to.")
+    return path
+
+
+def writable_file(option: str, path: Path) -> Path:
+    """A file that can be appended to; its folder is made where it is missing."""
+    if path.is_dir():
+        raise Mistake(f"{option} {path} is a folder; a file is wanted.")
+    writable_folder(f"{option} {path}: the folder", path.parent)
+    if path.exists() and not os.access(path, os.W_OK):
         raise Mistake(f"{option} {path} may not be written to.")
     return path

@@ -5,6 +5,8 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from cosformer.cli.mistakes import capitalised
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean ...?', or nothing where no known word is near."""
@@ -28,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         return super().add_argument(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        sentence = message[:1].upper() + message[1:]
+        sentence = capitalised(message)
         end = "" if sentence.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {sentence}{end} See {self.prog} --help.\n")
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_folder
-from cosformer.cli.parser import Parser, one_of
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_file, writable_folder
+from cosformer.cli.parser import Parser, did_you_mean, one_of
 
 SCALES = ("tiny", "small", "paper")
 SETTINGS = """Settings are fields of the run: steps=100, seed=1, precision=bf16, model.hidden_size=64,
-task_settings.length=512; --print_config shows them all."""
+task_settings.length=512; `cosformer train RECIPE --print_config` shows them all."""
+NESTED = ("model", "task_settings")
 
 
 class Failed(Exception):
@@ -22,7 +23,10 @@ class Failed(Exception):
 
 def add(p: Parser) -> None:
     p.add_argument("recipe", help="a name (see `cosformer data`), or the path of a recipe file")
-    p.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings that differ from the recipe's")
+    settings = p.add_argument(
+        "settings", nargs="*", metavar="NAME=VALUE", help="settings that differ from the recipe's"
+    )
+    settings.required = False  # or argparse would miss them beside a missing recipe
     p.add_argument("--scale", type=one_of(*SCALES), default="small", help="tiny, small (default) or paper")
     p.add_argument("--results", type=Path, help="file of records (default: results/<task>.jsonl)")
     p.add_argument("--fresh", action="store_true", help="start again instead of going on from a checkpoint")
@@ -40,8 +44,11 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             value = {"True": True, "False": False, "None": None}.get(text, text)
         outer, dot, inner = name.partition(".")
-        if dot and outer not in ("model", "task_settings"):
+        if dot and outer not in NESTED:
             raise Mistake(f"{name!r} leads nowhere: only model and task_settings have settings of their own.")
+        if name in NESTED and not isinstance(value, dict):
+            example = {"model": "hidden_size=64", "task_settings": "length=512"}[name]
+            raise Mistake(f"{word!r} is no setting: {name} has its own; write {name}.{example}, for example.")
         if dot:
             found.setdefault(outer, {})[inner] = value
         else:
@@ -49,20 +56,45 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def build(recipe: str, scale: str, attention: str, words: Sequence[str]) -> Any:
-    """The run of a recipe; what is wrong with it is the user's to put right."""
+def build(recipe: str, scale: str, attention: str, words: Sequence[str], option: str = "--attention") -> Any:
+    """The run of a recipe; what is wrong with it is the user's to put right. `option` chose the attention."""
     with needs_models():
+        import torch
+
+        from cosformer.attention import names
         from cosformer.tasks import build as build_task
         from cosformer.training import model, recipes
+    settings = overrides(words)
+    for name, instead in (("scale", "--scale"), ("attention", option)):
+        if name in settings:
+            raise Mistake(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
     try:
-        run = recipes.build(recipe, scale=scale, attention=attention, **overrides(words))
+        run = recipes.build(recipe, scale=scale, attention=attention, **settings)
+        if attention not in names():  # a recipe may bring its own
+            hint = did_you_mean(attention, names()) or f" There are {', '.join(names())}."
+            raise Mistake(f"{option}: {attention!r} is not known.{hint}")
         # Wrong settings of the task or of the model come to light here, and not in the middle of a run.
-        model.configuration(run, build_task(run.task, **run.task_settings))
+        task = build_task(run.task, **run.task_settings)
+        with torch.device("meta"):  # a model without weights, which costs nothing
+            model.HEADS[task.head](model.configuration(run, task))
+        if run.compile and run.compile_backend not in (backends := _compilers()):
+            raise ValueError(
+                f"compile_backend must be one of {', '.join(backends)}, but got {run.compile_backend!r}."
+            )
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise Mistake(str(error)) from None
     except (SyntaxError, ImportError) as error:
         raise Mistake(f"recipe {recipe} cannot be read: {error}.") from None
     return run
+
+
+def _compilers() -> list[str]:
+    """Backends of `torch.compile` that are here and that the trainer knows."""
+    import torch
+    from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
+
+    named = {backend.value.lower() for backend in DynamoBackend}
+    return [name for name in torch.compiler.list_backends(exclude_tags=()) if name in named]
 
 
 def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]) -> dict[str, Any]:
@@ -75,6 +107,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
         device_of(run)
     except RuntimeError as error:
         raise Mistake(str(error)) from None
+    writable_file("--results", args.results or Path("results") / f"{run.task}.jsonl")
     try:
         record: dict[str, Any] = train_(
             run, writable_folder("--folder", folder), resume=not args.fresh, results=args.results
@@ -90,6 +123,11 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     except (ValueError, FileExistsError, FileNotFoundError) as error:
         raise Mistake(str(error)) from None
     return record
+
+
+def finished(folder: Path, args: argparse.Namespace) -> bool:
+    """Whether there is nothing left to train."""
+    return not args.fresh and (folder / "record.json").is_file()
 
 
 def score_words(record: dict[str, Any]) -> str:

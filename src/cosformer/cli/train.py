@@ -40,7 +40,10 @@ def run(args: argparse.Namespace) -> int:
     again = ["cosformer", "train", args.recipe, *args.settings, "--scale", args.scale]
     again += ["--attention", args.attention, "--folder", str(folder)]
     again += ["--results", str(args.results)] if args.results else []
+    finished = runs.finished(folder, args)
     record = runs.train(chosen, folder, args, again)
+    if finished:
+        print(f"Nothing was trained: {folder} holds this run, finished; --fresh trains it again.")
     print(f"{record['task']}, {record['mechanism']}: {runs.score_words(record)}")
     speed = f"{record['tokens_per_s']:,.0f} tokens/s" if record["tokens_per_s"] else "too short to be timed"
     took, memory = seconds(record["wall_time_s"]), size(record["peak_memory_bytes"])

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from cosformer import machine
 from cosformer.demo.settings import Settings
 
 # Freed memory has to leave the process at once, or the peak would count what is no longer in use.
@@ -43,19 +44,11 @@ class Peak:
     does not say."""
 
     def reset(self) -> None:
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-            self.before: int | None = self._status("VmRSS")
-        except OSError:
-            self.before = None
+        self.before = machine.resident("VmRSS") if machine.forget_peak() else None
 
     def extra(self) -> int | None:
-        return None if self.before is None else max(0, self._status("VmHWM") - self.before)
-
-    @staticmethod
-    def _status(field: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith(field + ":")).split()[1]) * 1024
+        most = machine.resident("VmHWM")
+        return None if self.before is None or most is None else max(0, most - self.before)
 
 
 def contexts(model: Any, lengths: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -67,9 +67,9 @@ def figures(record: Record) -> Table:
 
 def _row(name: str, values: list[float | None], write: Any, less_is_better: bool | None) -> list[str]:
     ours, theirs = values
-    said = ["not measured" if v is None else write(v) for v in values]
+    said = ["not measured" if v is None else write(v) if v else "-" for v in values]
     if less_is_better is None or not ours or not theirs:
-        return [name, *said, ""]
+        return [name, *said, "-"]
     return [name, *said, times(theirs / ours if less_is_better else ours / theirs)]
 
 

@@ -2,6 +2,7 @@
 stopped goes on from the last of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,23 +14,48 @@ from cosformer import tasks
 from cosformer.demo import measure, page, training
 from cosformer.demo.maps import attention_maps, most_concentrated
 from cosformer.demo.settings import MECHANISMS, Settings
+from cosformer.demo.training import RESULTS, RUNS
 from cosformer.report.files import replace
-from cosformer.report.write import write
+from cosformer.report.write import PLOTS, write
 from cosformer.terminal import Progress
 
 RECORD = "record.json"
+WRITTEN = ("report.html", "report.md", PLOTS, RUNS, RESULTS, *MECHANISMS)
 PROMPT = "def read(self, path):\n"
 
 
-class Demo:
-    """A folder with what is finished so far: record.json, and the two models."""
+class Occupied(ValueError):
+    """The folder holds what would be written over."""
 
-    def __init__(self, folder: Path, settings: Settings, machine: dict[str, Any], progress: Progress):
+
+class Demo:
+    """A folder with what is finished so far: record.json, and the two models. One of other settings is
+    begun anew only where `fresh` says so, and what is not a demonstration's is never written over."""
+
+    def __init__(
+        self, folder: Path, settings: Settings, machine: dict[str, Any], progress: Progress,
+        fresh: bool = False,
+    ):  # fmt: skip
         self.folder, self.settings, self.progress = folder, settings, progress
         wanted = json.loads(json.dumps(asdict(settings)))
         self.record: dict[str, Any] = {"settings": wanted, "machine": machine}
         kept = _earlier(folder / RECORD)
-        if kept.get("settings") == wanted:
+        if not {"settings", "machine"} <= set(kept):
+            strange = [name for name in (RECORD, *WRITTEN) if (folder / name).exists()]
+            if strange:
+                raise Occupied(
+                    f"{folder} holds {', '.join(strange)}, and not of a demonstration: give another folder."
+                )
+        elif fresh:
+            for name in (RUNS, RESULTS):
+                _remove(folder / name)
+            self._write()
+        elif kept["settings"] != wanted:
+            raise Occupied(
+                f"{folder} holds a demonstration of other settings: give another folder, or --fresh to write "
+                "over it."
+            )
+        else:
             self.record = kept
 
     def finished(self) -> list[str]:
@@ -49,8 +75,11 @@ class Demo:
         for name, work in self._parts():
             if name not in self.record:
                 self.record[name] = work()
-                replace(self.folder / RECORD, json.dumps(self.record) + "\n")
+                self._write()
         return write(page.document(self.record), self.folder)[0]
+
+    def _write(self) -> None:
+        replace(self.folder / RECORD, json.dumps(self.record) + "\n")
 
     def _steps(self) -> int:
         return training.affordable(self.settings)
@@ -114,6 +143,13 @@ class Demo:
             )
             found[name] = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
         return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _earlier(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from cosformer.training import train as train_run
 from cosformer.training.model import build
 
 TRIALS = 3
+RUNS, RESULTS = "runs", "results.jsonl"
 
 
 def run_of(settings: Settings, mechanism: str, steps: int) -> Run:
@@ -76,8 +77,8 @@ def train(settings: Settings, steps: int, folder: Path, progress: Progress) -> d
             loss = f": {event['loss'] / math.log(2):.2f} bits per character" if "loss" in event else ""
             progress.step(f"training {title}, step {event['step']:,} of {event['steps']:,}{loss}")
 
-        run, at = run_of(settings, mechanism, steps), folder / "runs" / mechanism
-        record = train_run(run, at, progress=tell, results=folder / "results.jsonl")
+        run, at = run_of(settings, mechanism, steps), folder / RUNS / mechanism
+        record = train_run(run, at, progress=tell, results=folder / RESULTS)
         found[mechanism] = {
             "curve": curve(at / "log.jsonl", record["wall_time_s"] / steps),
             "bits": record["metric"]["test"][record["metric"]["name"]],

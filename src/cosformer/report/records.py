@@ -1,10 +1,13 @@
 """Records from the disk: finished runs (results/*.jsonl) and benchmarks (benchmarks/reports/*.json)."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+
+_FIGURES = ("steps", "parameters", "tokens_per_s", "peak_memory_bytes")
 
 
 class RecordError(ValueError):
@@ -19,12 +22,43 @@ def runs(folder: Path) -> list[Record]:
             if not line.strip():
                 continue
             record = _parsed(line, f"{path}, line {number},")
-            missing = [key for key in ("task", "mechanism", "metric") if key not in record]
-            if missing or not isinstance(record["metric"], dict) or "test" not in record["metric"]:
-                lacks = f"lacks {', '.join(missing)}" if missing else "has no score on the test split"
-                raise RecordError(f"{path}, line {number}, is no record of a run: it {lacks}.")
+            if (wrong := _wrong(record)) is not None:
+                raise RecordError(f"{path}, line {number}, is no record of a run: it {wrong}.")
             found.append(record)
     return found
+
+
+def _wrong(record: Record) -> str | None:
+    """What keeps a record out of the tables."""
+    missing = [key for key in ("task", "mechanism", "metric") if key not in record]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    metric = _object(record["metric"])
+    name, test = metric.get("name"), metric.get("test")
+    if not isinstance(name, str) or not isinstance(test, dict) or name not in test:
+        return "has no score on the test split"
+    parts = ("settings", "hardware", "versions", "commit", "chance")
+    settings, hardware, _, commit, chance = (_object(record.get(key)) for key in parts)
+    checks: list[tuple[Record, Iterable[str], Any, str]] = [
+        (test, test, int | float, "a number"),
+        (chance, chance, int | float, "a number"),
+        (record, ("task", "mechanism", "date"), str, "text"),
+        (record, ("scale",), str | None, "text"),
+        (record, parts, dict, "an object"),
+        (record, _FIGURES, int | float | None, "a number"),
+        (settings, ("model", "task_settings"), dict, "an object"),
+        (hardware, ("cpu", "gpu"), str | None, "text"),
+        (commit, ("id",), str | None, "text"),
+    ]
+    for where, keys, kind, wanted in checks:
+        for key in keys:
+            if key in where and not isinstance(where[key], kind):
+                return f"has {where[key]!r} for {key}, where {wanted} is wanted"
+    return None
+
+
+def _object(value: Any) -> Record:
+    return value if isinstance(value, dict) else {}
 
 
 def benchmarks(folder: Path) -> list[Record]:

@@ -14,12 +14,16 @@ Record = dict[str, Any]
 # Of a run's settings: what may differ between two runs of the same experiment.
 _NO_MATTER = ("seed", "attention", "device", "data", "workers", "keep", "log_every", "save_every")
 
-
 SMALLEST = "tiny"
+SPREAD = (
+    "Means over runs of the same settings with different seeds; behind ± half the distance between the best "
+    "and the worst of them."
+)
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
     """Scales are different experiments: they share a section, but no row."""
+    records = _newest(records)
     smallest = [r for r in records if r.get("scale") == SMALLEST]
     others = [r for r in records if r.get("scale") != SMALLEST]
     tasks = sorted({r["task"] for r in others})
@@ -27,24 +31,36 @@ def sections(records: Sequence[Record]) -> list[Section]:
     return [*made, _smallest(smallest)] if smallest else made
 
 
+def _newest(records: Sequence[Record]) -> list[Record]:
+    """Without the runs that were repeated later, seed and all: a repetition is no second run."""
+
+    def experiment(record: Record) -> str:
+        said = [record.get(name) for name in ("task", "mechanism", "scale", "seed")]
+        return json.dumps([*said, _flat(record.get("settings", {}))], sort_keys=True)
+
+    last = {experiment(r): r for r in sorted(records, key=lambda r: r.get("date", ""))}
+    return [r for r in records if r is last[experiment(r)]]
+
+
 def _smallest(records: list[Record]) -> Section:
     mechanisms = _in_order({r["mechanism"] for r in records})
     rows = []
     for task in sorted({r["task"] for r in records}):
-        own = [r for r in records if r["task"] == task]
-        metric, chance = own[0]["metric"]["name"], own[0].get("chance", {})
-        better = "higher" if own[0]["metric"].get("higher_is_better") else "lower"
-        tests = {m: [r["metric"]["test"] for r in own if r["mechanism"] == m] for m in mechanisms}
-        scores = {m: [t[metric] for t in tests[m] if t.get(metric) is not None] for m in mechanisms}
-        rows.append(
-            [
-                task, f"{metric}, {better} is better", *(_spread(scores[m]) for m in mechanisms),
-                f"{chance[metric]:.4g}" if metric in chance else "-",
-            ]
-        )  # fmt: skip
+        for words, own in _alike([r for r in records if r["task"] == task]).items():
+            metric, chance = own[0]["metric"]["name"], own[0].get("chance", {})
+            better = "higher" if own[0]["metric"].get("higher_is_better") else "lower"
+            tests = {m: [r["metric"]["test"] for r in own if r["mechanism"] == m] for m in mechanisms}
+            scores = {m: [t[metric] for t in tests[m] if metric in t] for m in mechanisms}
+            rows.append(
+                [
+                    f"{task}, {words}" if words else task, f"{metric}, {better} is better",
+                    *(_spread(scores[m]) for m in mechanisms),
+                    f"{chance[metric]:.4g}" if metric in chance else "-",
+                ]
+            )  # fmt: skip
     caption = (
         "Small models, trained for seconds on a CPU: whether a task can be learned at all, not how well. By "
-        "counting: what a predictor scores that knows only how often each answer is right."
+        f"counting: what a predictor scores that knows only how often each answer is right. {SPREAD}"
     )
     header = ["task", "test", *mechanisms, "by counting"]
     return Section(
@@ -69,10 +85,7 @@ def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
     metrics = list(dict.fromkeys(name for r in records for name in r["metric"]["test"]))
     header = ["attention", *metrics, "runs", "steps", "parameters", "tokens/s", "peak memory"]
     better = "higher" if records[0]["metric"].get("higher_is_better") else "lower"
-    caption = (
-        f"Scale {scale}, test split; {better} {metrics[0]} is better. Means over runs of the same settings; "
-        "behind ± half the distance between the best and the worst of them."
-    )
+    caption = f"Scale {scale}, test split; {better} {metrics[0]} is better. {SPREAD}"
     rows = [
         _row(f"{m}, {words}" if words else m, own, metrics)
         for m in mechanisms
@@ -99,10 +112,15 @@ def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
 
 
 def _alike(records: list[Record]) -> dict[str, list[Record]]:
-    """Runs that differ in nothing but their seeds, by the words for what sets them apart from the others."""
+    """Runs that differ in nothing but their seeds, by the words for what sets them apart from the others of
+    their mechanism: each mechanism may have settings of its own."""
     settings = [_flat(r.get("settings", {})) for r in records]
-    known = dict.fromkeys(name for own in settings for name in own)
-    differ = [name for name in known if len({json.dumps(own.get(name)) for own in settings}) > 1]
+    values: dict[str, dict[str, set[str]]] = {}
+    for name in dict.fromkeys(name for own in settings for name in own):
+        of = values.setdefault(name, {})
+        for record, own in zip(records, settings, strict=True):
+            of.setdefault(record["mechanism"], set()).add(json.dumps(own.get(name)))
+    differ = [name for name, of in values.items() if any(len(seen) > 1 for seen in of.values())]
     found: dict[str, list[Record]] = {}
     for record, own in zip(records, settings, strict=True):
         words = ", ".join(f"{name} {own[name]}" for name in differ if name in own)
@@ -127,7 +145,7 @@ def _row(name: str, records: list[Record], metrics: list[str]) -> list[str]:
     tests = [r["metric"]["test"] for r in records]
     return [
         name,
-        *(_spread([t[m] for t in tests if t.get(m) is not None]) for m in metrics),
+        *(_spread([t[m] for t in tests if m in t]) for m in metrics),
         f"{len(records)}",
         _range([r.get("steps") for r in records]),
         _range([r.get("parameters") for r in records]),

@@ -49,6 +49,11 @@ class Task(ABC):
     title: ClassVar[str]
 
     @property
+    def tokenizer(self) -> Any:
+        """Of transformers, kept beside the weights of a language model; None where there is none to keep."""
+        return None
+
+    @property
     @abstractmethod
     def head(self) -> Head: ...
 

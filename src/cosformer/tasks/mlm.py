@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -75,6 +76,10 @@ class MaskedLM(Task):
     @property
     def _vocabulary(self) -> Vocabulary:
         return vocabulary(self.tokens, self.bpe_size, self.corpus)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._vocabulary.tokenizer
 
     @property
     def vocab_size(self) -> int:

@@ -22,6 +22,7 @@ class Vocabulary(ABC):
     Attributes:
         vocab_size: how many there are, rounded up to a multiple of 8.
         ordinary: the first number of a token that is text, and the number behind the last.
+        tokenizer: the same numbers as transformers has them.
     """
 
     vocab_size: int
@@ -31,6 +32,7 @@ class Vocabulary(ABC):
     eos: int
     sep: int
     mask: int
+    tokenizer: Any
 
     @abstractmethod
     def encode(self, texts: Iterable[str]) -> Iterator[list[int]]:
@@ -47,6 +49,12 @@ class Bytes(Vocabulary):
     vocab_size = 264
     ordinary = (0, 256)
     pad, bos, eos, sep, mask = 256, 257, 258, 259, 261
+
+    @property
+    def tokenizer(self) -> Any:
+        from cosformer.models import byte_tokenizer
+
+        return byte_tokenizer()
 
     def encode(self, texts: Iterable[str]) -> Iterator[list[int]]:
         return (list(text.encode()) for text in texts)

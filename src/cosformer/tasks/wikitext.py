@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -69,6 +69,11 @@ class WikiText(Task):
         found = vocabulary("bpe", self.bpe_size, self.name)
         assert isinstance(found, Bpe)
         return found
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of pieces alone: words are numbered by the task itself."""
+        return self._bpe.tokenizer if self.tokens == "bpe" else None
 
     @property
     def vocab_size(self) -> int:

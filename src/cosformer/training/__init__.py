@@ -1,8 +1,9 @@
 """Training: the only way anything here is trained. A `Run` says everything, `train` makes a record of it."""
 
 from cosformer.training import recipes
-from cosformer.training.main import Interrupted, best, evaluate, train
+from cosformer.training.main import Interrupted, evaluate, train
 from cosformer.training.run import Run
+from cosformer.training.status import best
 from cosformer.training.steps import Diverged
 
 __all__ = ["Diverged", "Interrupted", "Run", "best", "evaluate", "recipes", "train"]

@@ -88,13 +88,25 @@ def damage(path: Path) -> str | None:
 
 def newest(folder: Path) -> Path | None:
     """The newest checkpoint that is whole; damaged ones are passed by with a warning."""
-    for step in reversed(steps(folder)):
-        path = folder / name(step)
+    found = steps(folder)
+    while found:
+        path = folder / name(found.pop())
         wrong = damage(path)
         if wrong is None:
             return path
-        _logger.warning("%s is damaged (%s) and is left out; the one before it is tried.", path, wrong)
+        then = "the one before it is tried" if found else "there is none before it"
+        _logger.warning("%s is damaged (%s) and is left out; %s.", path, wrong, then)
     return None
+
+
+def amend(path: Path, change: Callable[[Path], None]) -> None:
+    """Changes what is in a checkpoint, by a function of the folder: all of it is written again."""
+    copy = path.with_name(f"{_ASIDE}{path.name}")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(path, copy)
+    (copy / MANIFEST).unlink()
+    change(copy)
+    finish(copy)
 
 
 def discard(path: Path) -> None:

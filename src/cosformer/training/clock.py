@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from cosformer import machine
 from cosformer.training.status import Status
 
 
@@ -27,6 +28,8 @@ class Clock:
         self._began = self._stretch = time.monotonic()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        else:
+            machine.forget_peak()
 
     def started_after(self, steps: int, planned: int) -> bool:
         """Whether so many steps of this stretch are just enough to have warmed up."""
@@ -77,7 +80,11 @@ class Clock:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: of the GPU's memory what tensors have taken at most; on a CPU what the process has."""
+    """Bytes since the clock was made: of the GPU's memory what tensors have taken at most; on a CPU what the
+    process has (where that cannot be told, since it began)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    most = machine.resident("VmHWM")
+    if most is not None:
+        return most
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

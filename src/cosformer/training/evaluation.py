@@ -1,6 +1,6 @@
 """Scoring a split: every sample once, whatever the batch size and the number of processes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,10 @@ from torch import Tensor
 from cosformer.tasks import Task
 
 
+class Stopped(Exception):
+    """An evaluation was left between two batches, on request."""
+
+
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Around every forward pass of a run."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
@@ -17,19 +21,23 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 def score(
     model: Any, task: Task, source: Any, *, batch: int, precision: str, device: torch.device,
-    accelerator: Any = None,
+    accelerator: Any = None, watch: Callable[[float], None] | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The metric over all samples of a source.
 
     Each process takes one stretch of the samples; their statistics come together again in the order of the
-    split, so the score is that of one process.
+    split, so the score is that of one process. `watch` is called before each batch with the share of the own
+    samples that is done.
     """
     processes, process = (
         (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
     )
     stretch = -(-len(source) // processes)
     own = range(min(process * stretch, len(source)), min((process + 1) * stretch, len(source)))
-    rows = statistics(model, task, source.evaluation(own, batch), precision=precision, device=device)
+    batches = source.evaluation(own, batch)
+    if watch is not None:
+        batches = _watched(batches, batch / max(len(own), 1), watch)
+    rows = statistics(model, task, batches, precision=precision, device=device)
     if processes > 1:
         rows = _gathered(rows, stretch, accelerator)[: len(source)]
     if len(rows) != len(source):
@@ -50,6 +58,12 @@ def statistics(
             inputs = {name: x for name, x in batch.items() if name not in hidden}
             found.append(task.metric.rows(model(**inputs, **extra).logits.float(), batch))
     return torch.cat(found) if found else torch.empty(0, 0, dtype=torch.float64, device=device)
+
+
+def _watched(batches: Iterable[Any], share: float, watch: Callable[[float], None]) -> Iterator[Any]:
+    for number, batch in enumerate(batches):
+        watch(number * share)
+        yield batch
 
 
 def _gathered(rows: Tensor, stretch: int, accelerator: Any) -> Tensor:

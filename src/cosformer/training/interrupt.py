@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM as a wish that is fulfilled between two steps, with a checkpoint."""
+"""Ctrl-C and SIGTERM as a wish that is fulfilled between two steps, or two batches of an evaluation, with a
+checkpoint."""
 
 import signal
 import sys
@@ -31,6 +32,6 @@ class Interrupt:
             raise KeyboardInterrupt
         self.asked = True
         print(
-            "\nstopping after this step, with a checkpoint; once more stops at once, without one.",
+            "\nstopping after this step or batch, with a checkpoint; once more stops at once, without one.",
             file=sys.stderr,
         )

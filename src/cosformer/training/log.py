@@ -28,9 +28,15 @@ class Log:
         """The last step there is a line about."""
         return max((line["step"] for line in lines(self.path)), default=0)
 
-    def rewind(self, step: int) -> None:
-        """Forgets what was written after a step, and what a crash left of a line."""
-        kept = [line for line in lines(self.path) if line["step"] <= step]
+    def rewind(self, step: int, *, unscored: bool = False) -> None:
+        """Forgets what was written after a step, and what a crash left of a line; with `unscored` the scores
+        of the step itself, too."""
+        kept = [
+            line
+            for line in lines(self.path)
+            if line["step"] < step
+            or (line["step"] == step and not (unscored and line.get("event") == "valid"))
+        ]
         self.close()
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 

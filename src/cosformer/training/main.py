@@ -1,5 +1,6 @@
 """Turning a run into a record: the one way anything here is trained, resumed and evaluated."""
 
+import logging
 import shutil
 import uuid
 from pathlib import Path
@@ -20,10 +21,12 @@ from cosformer.training.order import Order
 from cosformer.training.progress import Progress, chosen
 from cosformer.training.resident import Resident, fits
 from cosformer.training.run import Run
-from cosformer.training.status import Status
+from cosformer.training.status import Status, best
 from cosformer.training.trainer import RunTrainer
 
 _RUN, _RECORD = "run.json", "record.json"
+_AGAIN = "start again in this one (resume=False; --fresh on the command line)"
+_logger = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -56,9 +59,11 @@ def train(
     with settings.main_process_first(desc="preparing the folder"):
         if settings.process_index == 0:
             _prepare(run, folder, resume)
-    identity = files.read_json(folder / _RUN)["id"]
+    identity, _ = _begun(folder)
     if (folder / _RECORD).is_file():
-        finished: dict[str, Any] = files.read_json(folder / _RECORD)
+        finished: dict[str, Any] = files.read_json(
+            folder / _RECORD, "Remove it: the run is then tested again, but not trained."
+        )
         if settings.process_index == 0:
             record.append(finished, results)
         return finished
@@ -75,7 +80,7 @@ def train(
     net = model.build(run, task)
     log = Log(folder) if main else None
     if log is not None:
-        log.rewind(status.step)
+        log.rewind(status.step, unscored=status.unscored)
         if start is not None:
             log.write(status.step, event="resumed")
     with Interrupt() as interrupt:
@@ -86,15 +91,20 @@ def train(
         # Each process has its own dropout.
         torch.manual_seed(run.seed * 1_000_003 + settings.process_index)
         trainer.progress({"step": status.step, "steps": run.steps})
-        if not _ended(run, status):
-            trainer.train(resume_from_checkpoint=None if start is None else str(start))
-        if trainer.interrupted:
+        try:
+            if start is not None and status.unscored:
+                trainer.catch_up(start)
+            if not _ended(run, status):
+                trainer.train(resume_from_checkpoint=None if start is None else str(start))
+            if trainer.interrupted:
+                raise evaluation.Stopped
+            trainer.load_best()
+            trainer.sources["test"] = source(run, task, "test", trainer.device)
+            test = trainer.score("test")
+        except evaluation.Stopped:
             raise Interrupted(
                 f"stopped at step {status.step} of {run.steps}: train in the same folder to go on from there"
-            )
-        trainer.load_best()
-        trainer.sources["test"] = source(run, task, "test", trainer.device)
-        test = trainer.score("test")
+            ) from None
     trainer.clock.note(status)
     status.peak_memory_bytes = max(status.peak_memory_bytes, peak_memory(trainer.device))
     made = record.new(
@@ -113,7 +123,8 @@ def train(
 
 
 def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) -> dict[str, float]:
-    """Scores a split with the best weights of a run's folder; the batch size does not change the score."""
+    """Scores a split with the best weights of a run's folder, or with those of the checkpoint that is given;
+    the batch size does not change the score."""
     task, rows = statistics(folder, split, batch)
     return task.metric.score(rows)
 
@@ -123,39 +134,33 @@ def statistics(
 ) -> tuple[Task, torch.Tensor]:
     """The task of a run's folder, and what its metric keeps of each sample of a split, with the best
     weights: float64 [samples, k] on the CPU."""
-    folder = Path(folder)
-    run = Run.from_dict(files.read_json(_file(folder, _RUN))["run"])
+    weights = best(folder)
+    run = Run.from_dict(files.read_json(weights / _RUN))
     task = tasks.build(run.task, **run.task_settings)
     device = torch.device(device_of(run))
     net = model.HEADS[task.head](model.configuration(run, task))
-    load_model(net, best(folder) / "model.safetensors")
+    load_model(net, weights / "model.safetensors")
     samples = source(run, task, split, device)
     batches = samples.evaluation(range(len(samples)), batch or run.eval_batch)
     rows = evaluation.statistics(net.to(device).eval(), task, batches, precision=run.precision, device=device)
     return task, rows.cpu()
 
 
-def best(folder: str | Path) -> Path:
-    """The best checkpoint of a run's folder: a folder that `from_pretrained` takes."""
-    folder = Path(folder)
-    newest = checkpoint.newest(folder)
-    if newest is None:
-        raise FileNotFoundError(f"{folder} holds no checkpoint yet; train(run, folder) makes them.")
-    step = Status.read(newest).best_step
-    if step is not None and checkpoint.damage(folder / checkpoint.name(step)) is None:
-        return folder / checkpoint.name(step)
-    return newest
-
-
 def _prepare(run: Run, folder: Path, resume: bool) -> None:
     """Makes sure that the folder holds this run and nothing else of ours."""
     path = folder / _RUN
-    if not resume and path.is_file():
-        for step in checkpoint.steps(folder):
-            checkpoint.discard(folder / checkpoint.name(step))
-        for name in (_RECORD, "log.jsonl", _RUN):
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / "tensorboard", ignore_errors=True)
+    if (folder / checkpoint.MANIFEST).is_file():
+        raise FileExistsError(f"{folder} is a checkpoint of a run. Give the run's folder, {folder.parent}.")
+    if path.is_file():
+        changed = _begun(folder)[1].differences(run) if resume else []
+        # What failed before its first checkpoint is nothing that could be lost.
+        kept = checkpoint.steps(folder) or (folder / _RECORD).is_file()
+        if changed and kept:
+            raise ValueError(
+                f"{folder} holds another run: {', '.join(changed)} differ. Give another folder, or {_AGAIN}."
+            )
+        if changed or not resume:
+            _clear(folder)
     checkpoint.sweep(folder)
     if not path.is_file():
         if checkpoint.steps(folder):
@@ -164,16 +169,32 @@ def _prepare(run: Run, folder: Path, resume: bool) -> None:
             )
         files.write_json(path, {"id": uuid.uuid4().hex, "run": run.to_dict()})
         return
-    changed = Run.from_dict(files.read_json(path)["run"]).differences(run)
-    if changed:
-        raise ValueError(
-            f"{folder} holds another run: {', '.join(changed)} differ. Give another folder, or resume=False "
-            "to start again in this one."
-        )
-    start = checkpoint.newest(folder)
-    for step in checkpoint.steps(folder):
-        if start is not None and step > int(start.name.rpartition("-")[2]):
+    if (folder / _RECORD).is_file():
+        return
+    found, start = checkpoint.steps(folder), checkpoint.newest(folder)
+    if found and start is None:
+        _logger.warning("No checkpoint in %s is whole: the run starts again from step 0.", folder)
+    for step in found:
+        if start is None or step > int(start.name.rpartition("-")[2]):
             checkpoint.discard(folder / checkpoint.name(step))  # damaged; the run will come by there again
+
+
+def _begun(folder: Path) -> tuple[str, Run]:
+    """The identity of a folder's run, and the run."""
+    saved = files.read_json(folder / _RUN, f"Put a copy of it back, give another folder, or {_AGAIN}.")
+    try:
+        return saved["id"], Run.from_dict(saved["run"])
+    except (KeyError, TypeError):
+        raise ValueError(f"{folder / _RUN} holds no run. Give another folder, or {_AGAIN}.") from None
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a run has left."""
+    for step in checkpoint.steps(folder):
+        checkpoint.discard(folder / checkpoint.name(step))
+    for name in (_RECORD, "log.jsonl", _RUN):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)
 
 
 def _ended(run: Run, status: Status) -> bool:
@@ -192,9 +213,3 @@ def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
     if run.data == "device" or (run.data == "auto" and not run.workers and fits(task, dataset)):
         return Resident(task, dataset, device=device, whole=run.compile and split == "train")
     return Collated(task, dataset, workers=run.workers if split == "train" else 0, device=device)
-
-
-def _file(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise FileNotFoundError(f"{folder} is not the folder of a run: there is no {name} in it.")
-    return folder / name

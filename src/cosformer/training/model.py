@@ -1,5 +1,6 @@
 """The model of a run: the head its task needs, sizes from the task, the rest as the run says."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from cosformer.models import (
 )
 from cosformer.tasks import Task
 from cosformer.training.run import Run
+from cosformer.training.status import best
 
 HEADS: dict[str, Any] = {
     "causal_lm": CosformerForCausalLM,
@@ -45,4 +47,5 @@ def build(run: Run, task: Task) -> Any:
     torch.manual_seed(run.seed)
     if run.initial is None:
         return head(config)
-    return head.from_pretrained(run.initial, config=config)
+    of_a_run = (Path(run.initial) / "run.json").is_file()
+    return head.from_pretrained(best(run.initial) if of_a_run else run.initial, config=config)

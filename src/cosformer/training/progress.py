@@ -1,6 +1,7 @@
 """How far a run is and how long it will still take."""
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,11 @@ class Bar:
     def __init__(self, title: str):
         self.title = title
         self._bar: Any = None
+        self._drawn = 0.0
 
     def __call__(self, event: dict[str, Any]) -> None:
         """`event`: step, steps; seconds_left, loss, learning_rate, tokens_per_s and the metric as far as they
-        are known; `done` at the end."""
+        are known; `evaluating`, the split and how much of it is done, in words; `done` at the end."""
         if self._bar is None:
             quiet = not sys.stderr.isatty()
             self._bar = tqdm(
@@ -27,7 +29,11 @@ class Bar:
             )  # fmt: skip
         self._bar.update(event["step"] - self._bar.n)
         shown = {k: v for k, v in event.items() if k not in ("step", "steps", "done", "seconds_left")}
-        self._bar.set_postfix({k: f"{v:.4g}" for k, v in shown.items()}, refresh=False)
+        words = {k: v if isinstance(v, str) else f"{v:.4g}" for k, v in shown.items()}
+        self._bar.set_postfix(words, refresh=False)
+        if "evaluating" in event and time.monotonic() - self._drawn >= self._bar.mininterval:
+            self._bar.refresh()  # which the bar itself does only where a step was made
+            self._drawn = time.monotonic()
         if event.get("done"):
             self._bar.close()
 

@@ -29,8 +29,8 @@ class Run:
         attention: a name from `cosformer.attention.names()`.
         model: fields of `CosformerConfig` but for `attention`; sizes of the vocabulary, of the labels and of
             the longest text come from the task.
-        initial: folder of a saved model of the family whose weights the run starts from; what it lacks
-            (a classifier, say) is drawn. None: everything is drawn.
+        initial: folder of a saved model of the family, or of a run, whose (best) weights the run starts
+            from; what it lacks (a classifier, say) is drawn. None: everything is drawn.
         steps: updates of the weights.
         batch: samples of an update, over all processes and all parts of an accumulation: the same run gives
             the same losses however it is spread.

@@ -7,6 +7,7 @@ from typing import Any
 
 from cosformer.tasks import Metric
 from cosformer.training import files
+from cosformer.training.checkpoint import MANIFEST, damage, name, newest
 
 FILE = "status.json"
 
@@ -19,6 +20,7 @@ class Status:
         step: updates made.
         best_step, best: where the validation metric was best, and all its figures there.
         waited: evaluations since then.
+        unscored: whether the evaluation due at this step was stopped, and is still to be made.
         tokens: real tokens trained on.
         wall_s: seconds since the run began, what was between two stretches not counted.
         timed_tokens, timed_s: those of them, and the time they took, that count for the throughput: without
@@ -30,6 +32,7 @@ class Status:
     best_step: int | None = None
     best: dict[str, float] | None = None
     waited: int = 0
+    unscored: bool = False
     tokens: int = 0
     wall_s: float = 0.0
     timed_tokens: int = 0
@@ -61,3 +64,23 @@ def best_of(checkpoint: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found
+
+
+def best(folder: str | Path) -> Path:
+    """The best checkpoint of a run's folder, or the checkpoint that is given: a folder that `from_pretrained`
+    takes."""
+    folder = Path(folder)
+    if (folder / MANIFEST).is_file():
+        wrong = damage(folder)
+        if wrong is not None:
+            raise ValueError(f"{folder} is damaged: {wrong}. Give the run's folder, {folder.parent}.")
+        return folder
+    last = newest(folder)
+    if last is None and not (folder / "run.json").is_file():
+        raise FileNotFoundError(f"{folder} is not the folder of a run: there is no run.json in it.")
+    if last is None:
+        raise FileNotFoundError(f"{folder} holds no checkpoint that is whole: train the run first.")
+    step = Status.read(last).best_step
+    if step is not None and damage(folder / name(step)) is None:
+        return folder / name(step)
+    return last

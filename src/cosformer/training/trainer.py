@@ -17,7 +17,7 @@ from cosformer.models.layout import unpredictable
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, files, schedules, states
 from cosformer.training.clock import Clock, peak_memory
-from cosformer.training.evaluation import autocast, score
+from cosformer.training.evaluation import Stopped, autocast, score
 from cosformer.training.interrupt import Interrupt
 from cosformer.training.loader import Batch
 from cosformer.training.log import Log
@@ -163,7 +163,10 @@ class RunTrainer(Trainer):
         if started:
             self.clock.start()
         if evaluate:
-            save = self._evaluated() or save
+            try:
+                save = self._evaluated() or save
+            except Stopped:
+                stop = self.status.unscored = True
             if run.patience is not None and self.status.waited >= run.patience:
                 save = self.control.should_training_stop = True
         if save or stop:
@@ -204,10 +207,12 @@ class RunTrainer(Trainer):
                     self.journal.write(self.status.step, event="speed", tokens_per_s=speed)
             self._show()
 
-    def _show(self) -> None:
-        left = self.clock.seconds_left(self.status.step - self.first_step, self.run.steps - self.status.step)
-        where = {"step": self.status.step, "steps": self.run.steps, "seconds_left": left}
-        self.progress({**where, **self._latest})
+    def _show(self, **doing: str) -> None:
+        where: dict[str, Any] = {"step": self.status.step, "steps": self.run.steps}
+        made = self.status.step - self.first_step
+        if made:
+            where["seconds_left"] = self.clock.seconds_left(made, self.run.steps - self.status.step)
+        self.progress({**where, **self._latest, **doing})
 
     def _evaluated(self) -> bool:
         """Scores the validation split; whether it was never better."""
@@ -221,10 +226,28 @@ class RunTrainer(Trainer):
         return better
 
     def score(self, split: str) -> dict[str, float]:
+        """Of all samples of a split; raises `Stopped` where the run is asked to stop meanwhile."""
+
+        def watch(share: float) -> None:
+            # Of several processes none may leave alone: the others would wait for it.
+            if self.interrupt.asked and self.accelerator.num_processes == 1:
+                raise Stopped
+            self._show(evaluating=f"{split} {share:.0%}")
+
         return score(
             self.model, self.task, self.sources[split], batch=self.run.eval_batch,
-            precision=self.run.precision, device=self.device, accelerator=self.accelerator,
+            precision=self.run.precision, device=self.device, accelerator=self.accelerator, watch=watch,
         )  # fmt: skip
+
+    def catch_up(self, start: Path) -> None:
+        """Makes the evaluation that was stopped before a checkpoint was left, and notes it there."""
+        load_model(self.model, start / _WEIGHTS)
+        self._evaluated()
+        self.status.unscored = False
+        if self.accelerator.is_main_process:
+            checkpoint.amend(start, self.status.write)
+            checkpoint.prune(self.folder, self.run.keep, best_of)
+        self.accelerator.wait_for_everyone()
 
     def save(self) -> None:
         """Leaves a checkpoint of this step: see `cosformer.training.checkpoint`."""
@@ -242,6 +265,8 @@ class RunTrainer(Trainer):
             if main:
                 with _without_bars():
                     self.model.save_pretrained(path, max_shard_size="1TB")
+                if self.task.tokenizer is not None:
+                    self.task.tokenizer.save_pretrained(path)
                 states.save_optimizer(path / _OPTIMIZER, self.optimizer, self.lr_scheduler)
                 self.status.write(path)
                 files.write_json(path / "run.json", self.run.to_dict())
