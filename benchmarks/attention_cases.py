@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.contenders import MODES, Attend, Contender, Shape, Work
-from benchmarks.gate import PARTS, errors_of
+from benchmarks.gate import PARTS, errors_of, note
 from cosformer import attention
 from cosformer.attention import Attention
 
@@ -103,16 +103,8 @@ def examine(found: Contender, shape: Shape) -> dict[str, Any]:
                     judge = mechanism(found.name, narrow).float()
                     wide = judge(*(x.float() for x in rounded[:3]), causal=mode == "causal")
                 checks.append((str(shape.dtype), _root_mean_square(also, wide), ALLOWED_NARROW))
-            for part, error_, allowed in checks:
-                record["checks"].append(
-                    {"mode": mode, "length": length, "part": part, "error": error_, "allowed": allowed}
-                )
-                if error_ > allowed:
-                    record["verdict"] = "wrong"
-                    record.setdefault(
-                        "reason",
-                        f"{mode}, T = {length}: {part} is off by {error_:.1e} where {allowed:.1e} is allowed",
-                    )
+            for check in checks:
+                note(record, mode, length, *check)
     return record
 
 

@@ -44,6 +44,11 @@ def errors_of(got: tuple[Tensor, ...], true: tuple[Tensor, ...]) -> list[float]:
     ]
 
 
+def roundings(dtype: torch.dtype) -> float:
+    """What is allowed beside twice the error of the square."""
+    return min(8 * torch.finfo(dtype).eps, 1e-3)
+
+
 def examine(contender: Contender, shape: Shape) -> dict[str, Any]:
     """The verdict on one contender: 'passed', 'wrong', or 'refused' with what it said."""
     record: dict[str, Any] = {"contender": contender.name, "verdict": "passed", "checks": []}
@@ -66,21 +71,25 @@ def compare(
     mode: str,
 ) -> None:
     """Output and gradients at these q, k, v and gradient, into the record of a verdict."""
-    length, floor = inputs[0].shape[1], min(8 * torch.finfo(inputs[0].dtype).eps, 1e-3)
+    length, floor = inputs[0].shape[1], roundings(inputs[0].dtype)
     wide = tuple(x.double() for x in inputs)
     true = Work(judge, wide, mode, "forward+backward")()  # type: ignore[arg-type]
     plain = errors_of(Work(judge, inputs, mode, "forward+backward")(), true)
     errors = errors_of(Work(contender, inputs, mode, "forward+backward")(), true)
-    for part, error, allowed in zip(PARTS, errors, (2 * e + floor for e in plain), strict=True):
-        record["checks"].append(
-            {"mode": mode, "length": length, "part": part, "error": error, "allowed": allowed}
+    for part, error, own in zip(PARTS, errors, plain, strict=True):
+        note(record, mode, length, part, error, 2 * own + floor)
+
+
+def note(record: dict[str, Any], mode: str, length: int, part: str, error: float, allowed: float) -> None:
+    """One check, into the record of a verdict; the first that fails is its reason."""
+    record["checks"].append(
+        {"mode": mode, "length": length, "part": part, "error": error, "allowed": allowed}
+    )
+    if error > allowed:
+        record["verdict"] = "wrong"
+        record.setdefault(
+            "reason", f"{mode}, T = {length}: {part} is off by {error:.1e} where {allowed:.1e} is allowed"
         )
-        if error > allowed:
-            record["verdict"] = "wrong"
-            record.setdefault(
-                "reason",
-                f"{mode}, T = {length}: {part} is off by {error:.1e} where {allowed:.1e} is allowed",
-            )
 
 
 def admit(contenders: list[Contender], shape: Shape) -> tuple[list[Contender], list[dict[str, Any]]]:

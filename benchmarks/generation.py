@@ -173,16 +173,21 @@ def peak(case: dict[str, Any]) -> int:
         decoder = Decoder(case["contender"], model, sizes, case["batch"], case["context"])
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        before = machine.resident("VmRSS") or 0
+        before = _held("VmRSS")
         decoder = Decoder(case["contender"], model, sizes, case["batch"], case["context"])
         machine.forget_peak()
     decoder.kept = None  # nothing but the cache itself shall keep a state
     for _ in range(PEAK_TOKENS):
         decoder.step()
-    after = (
-        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else machine.resident("VmHWM") or 0
-    )
+    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _held("VmHWM")
     return int(after - before)
+
+
+def _held(field: str) -> int:
+    held = machine.resident(field)
+    if held is None:
+        raise RuntimeError("this system does not tell a process its memory (there is no /proc/self/status).")
+    return held
 
 
 def write(data: dict[str, Any], folder: Path, stem: str) -> None:

@@ -38,10 +38,10 @@ def clock(work: Callable[[], object], device: torch.device, steps: int) -> float
     """The median of single calls, in seconds."""
     found = []
     for _ in range(steps):
-        _wait(device)
+        machine.wait(device)
         began = time.perf_counter()
         work()
-        _wait(device)
+        machine.wait(device)
         found.append(time.perf_counter() - began)
     return median(found)
 
@@ -167,11 +167,6 @@ def main() -> None:
         replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
         replace_file(path.with_suffix(".md"), to_markdown(data))
     print(plain(_HEADER, rows(data)), path.with_suffix(".md"), sep="\n")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

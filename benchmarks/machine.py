@@ -21,6 +21,7 @@ __all__ = [
     "memory_limit",
     "resident",
     "versions",
+    "wait",
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent
 def commit_words(commit: dict[str, Any]) -> str:
     """Of a record: the commit, and whether files differed from it."""
     return (commit["id"] or "none") + (", with local changes" if commit["dirty"] else "")
+
+
+def wait(device: torch.device) -> None:
+    """Until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def memory_limit(device: torch.device) -> int:

@@ -58,14 +58,14 @@ def bare(run: Run, seconds: float) -> float:
     tokens = [
         int(b["attention_mask"].sum() if "attention_mask" in b else b["input_ids"].numel()) for b in batches
     ]
-    _wait(device)
+    machine.wait(device)
     began, done, seen = time.perf_counter(), 0, 0
     while time.perf_counter() - began < seconds:
         for _ in range(len(batches)):
             step(done)
             seen += tokens[done % len(batches)]
             done += 1
-        _wait(device)
+        machine.wait(device)
     return seen / (time.perf_counter() - began)
 
 
@@ -162,11 +162,6 @@ def save(data: dict[str, Any], folder: Path, device: torch.device) -> Path:
     replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
     replace_file(path.with_suffix(".md"), to_markdown(data))
     return path.with_suffix(".md")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

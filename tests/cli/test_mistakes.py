@@ -3,13 +3,11 @@
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from cosformer.cli import bench, main
-from cosformer.cli.main import COMMANDS
 from cosformer.cli.mistakes import about, capitalised
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.training import recipes
@@ -393,32 +391,7 @@ def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):
     assert "may not be written to" in said
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_teaches_by_example(command, capsys):
-    with pytest.raises(SystemExit) as left:
-        main([*command.split(), "--help"])
-    assert left.value.code == 0
-    assert f"cosformer {command}".strip() in capsys.readouterr().out.partition("\n\n")[2]
-
-
-def test_help_names_no_option_of_another_command(capsys):
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    assert "cosformer train RECIPE --print_config" in capsys.readouterr().out
-
-
-def test_no_arguments_show_the_commands(capsys):
-    assert main([]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said for name in COMMANDS)
-
-
 def test_results_are_tried_before_the_first_step(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cosformer.training.train", None)  # it would be called in vain
     assert main(["train", "mqar", "--scale", "tiny", "--results", str(tmp_path)]) == 2
-
-
-def test_the_documentation_names_every_command():
-    page = (Path(__file__).parents[2] / "docs/command_line.md").read_text()
-    assert all(f"| `cosformer {name}` |" in page for name in COMMANDS)

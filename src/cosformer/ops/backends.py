@@ -133,8 +133,6 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-WIDEST = 256  # features: where the tables of ops/triton/configs.py end
-
 # GPUs that were found able, so that nobody asks again in every call.
 _able: set[torch.device] = set()
 
@@ -148,6 +146,9 @@ def _no_triton() -> str | None:
     if not _INTERPRETED and not torch.cuda.is_available():
         return "there is no CUDA GPU that PyTorch can use"
     return None
+
+
+_WIDEST = 256  # features: where the tables of ops/triton/configs.py end
 
 
 def _not_for_triton(r: Request) -> list[str]:
@@ -164,8 +165,8 @@ def _not_for_triton(r: Request) -> list[str]:
     if r.q.dtype == torch.float64:
         reasons.append("it does not compute in torch.float64")
     for name, x in (("D", r.k), ("Dv", r.v)):
-        if x.shape[3] > WIDEST:
-            reasons.append(f"{name} must be at most {WIDEST}, and is {x.shape[3]}")
+        if x.shape[3] > _WIDEST:
+            reasons.append(f"{name} must be at most {_WIDEST}, and is {x.shape[3]}")
     return reasons
 
 
@@ -190,7 +191,7 @@ def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
 _BACKENDS = (
     Backend(
         "hopper",
-        "fused kernels for bfloat16 on Hopper GPUs (H100, H200), the fastest there",
+        "fused kernels for bfloat16 on Hopper GPUs (H100, H200)",
         hopper.not_available_reason,
         _not_for_hopper,
         _run_hopper,

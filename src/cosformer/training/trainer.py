@@ -265,8 +265,8 @@ class RunTrainer(Trainer):
             if main:
                 with _without_bars():
                     self.model.save_pretrained(path, max_shard_size="1TB")
-                if self.task.tokenizer is not None:
-                    self.task.tokenizer.save_pretrained(path)
+                if (tokenizer := self.task.tokenizer) is not None:
+                    tokenizer.save_pretrained(path)
                 states.save_optimizer(path / _OPTIMIZER, self.optimizer, self.lr_scheduler)
                 self.status.write(path)
                 files.write_json(path / "run.json", self.run.to_dict())

@@ -14,7 +14,7 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a block may use
 SPILLED = {64: 256, 128: 1024}  # bytes of stack a thread may need beside the 1,020 of its registers
 
 # In a process of its own: here the kernels may have been made for the interpreter.
-COMPILE = """
+RECORD = """
 import sys, torch
 from cosformer.ops.triton import kernels, run
 from tests.ops.triton.compiling import Recorder, report
@@ -31,7 +31,10 @@ def record(dim, causal, length, batch=8):
     kept = state.s if state is not None else kept
     run.backward(g, None, q, k, v, out, d, kept, None, None, None, None, causal, 0, float(length), 1e-6)
     return list(launches)
-
+"""
+COMPILE = (
+    RECORD
+    + """
 capability, dim = int(sys.argv[1]), int(sys.argv[2])
 kernels.is_roomy = lambda device: capability == 90
 launched = [*record(dim, True, 2048), *record(dim, False, 2048), *record(dim, False, 512, 128)]
@@ -39,6 +42,7 @@ for launch in {(x.kernel.__name__, x.args.get("WHAT"), x.args.get("CHUNK")): x f
     usage = report(launch.compile(capability))
     print(launch.kernel.__name__, launch.args.get("WHAT"), usage["stack"], usage["shared"])
 """
+)
 
 
 def run(code, *args):
@@ -63,7 +67,7 @@ def test_every_chip(capability, dim):
 
 
 LENGTHS = (
-    COMPILE.split("capability, dim =")[0]
+    RECORD
     + """
 def constants(launch):
     given = ((p.name, launch.args[p.name]) for p in launch.kernel.params if p.is_constexpr)
