@@ -6,8 +6,8 @@ No chunk meets another: every row stands alone.
 
 One program takes one head of one piece of a row and BN columns of the result; it reads the state once
 (in the matrices' type it stays in shared memory) and streams its rows through it. Bytes moved, in
-tensors the size of q: "o" reads q, writes o (2); "dq" reads g, q, writes dq (3); "dk" reads v, k, writes
-dk (3); "dv" reads k, writes dv (2).
+tensors the size of q: "o" reads q, writes o (2); "dq" reads g, o, q, writes dq, r and e (4), or finds r and e
+(3); "dk" reads v, k, writes dk (3); "dv" reads k, writes dv (2).
 """
 
 import triton
@@ -28,20 +28,23 @@ from cosformer.ops.triton.rows import (
     visible,
     write,
 )
+from cosformer.ops.triton.weigh import weighed
 
 
 @triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h", "mask_stride"])
 def apply(
-    A, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT,
+    A, O, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT,
     origin, length, pieces, size, horizon, eps,
-    a_b, a_t, a_h, y_b, y_t, y_h, x_b, x_t, x_h, row_b, row_h, mask_stride, s_stride, z_stride,
+    a_b, a_t: tl.constexpr, a_h, o_b, o_t: tl.constexpr, o_h, y_b, y_t: tl.constexpr, y_h,
+    x_b, x_t: tl.constexpr, x_h, row_b, row_h, mask_stride, s_stride, z_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
     STARTED: tl.constexpr,
     CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """GROUP heads of a share a state; S and Z have one state a row of the batch (or document)."""
+    """GROUP heads of a share a state; S and Z have one state a row of the batch (or document). "dq" with the
+    output O, in one block of columns: r and e are computed here, and go to INVERSE and E."""
     TURNED: tl.constexpr = (WHAT == "dq") or (WHAT == "dk")
     F: tl.constexpr = DV if TURNED else D
     N: tl.constexpr = D if TURNED else DV
@@ -90,9 +93,15 @@ def apply(
         if TURNED:
             x = read(at(X, row, token, head, x_b, x_t, x_h, PACKED), x_t, rows, seen, columns, N, PAD_N)
             w = tl.full((CHUNK,), 1.0, tl.float32)
-            if WHAT == "dq":
+            if WHAT == "dq" and O is None:
                 r = tl.load(INVERSE + vector + rows, mask=inside, other=0.0)
                 w = tl.load(E + vector + rows, mask=inside, other=0.0)
+            elif WHAT == "dq":
+                o = read(at(O, row, token, head, o_b, o_t, o_h, PACKED), o_t, rows, seen, features, F, PAD_F)
+                d = tl.load(DENOMINATOR + vector + rows, mask=inside, other=1.0)
+                r, w = weighed(a, o, d, eps)
+                tl.store(INVERSE + vector + rows, r, mask=inside)
+                tl.store(E + vector + rows, w, mask=inside)
             if STARTED:
                 a = narrow(a, DOT, PRECISION)
                 w = narrow(repeated(w, PARTS), DOT, PRECISION)

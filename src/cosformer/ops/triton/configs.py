@@ -1,7 +1,8 @@
 """Block sizes: a small fixed table, so that the same call always runs the same code.
 
-The kernels are compiled once for a head size, a type and a kind of call; no length is among what a
-kernel is compiled for, and nothing is tuned at run time.
+The kernels are compiled once for a head size, a type, the number of heads, the distance in memory from one
+token to the next and a kind of call; no length is among what a kernel is compiled for, and nothing is tuned
+at run time.
 """
 
 from dataclasses import dataclass
@@ -82,6 +83,7 @@ _TABLE = {
 # that programs need not be large to keep the GPU at work).
 _APART = {
     ("absorb", "many", 2, 64): Blocks(32, 64, 2, 4),
+    ("walk", "dk", 2, 64): Blocks(64, 64, 4, 3),
     ("walk", "dv", 2, 64): Blocks(64, 64, 4, 3),
     ("walk", "dq", 2, 128): Blocks(64, 64, 8, 1),
     ("walk", "dk", 2, 128): Blocks(64, 64, 8, 1),

@@ -26,7 +26,8 @@ from cosformer.ops.triton.rows import (
 @triton.jit(do_not_specialize=["origin", "length", "pieces", "size", "row_b", "row_h", "mask_stride"])
 def denominators(
     Q, K, DENOMINATOR, MASK, POSITIONS, Z, Z_OUT, CU, DOCUMENT, FIRST, SLOT, origin, length, pieces, size,
-    horizon, q_b, q_t, q_h, k_b, k_t, k_h, row_b, row_h, mask_stride, z_stride, z_out_stride,
+    horizon, q_b, q_t: tl.constexpr, q_h, k_b, k_t: tl.constexpr, k_h, row_b, row_h, mask_stride, z_stride,
+    z_out_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr,
     CARRIED: tl.constexpr, STARTED: tl.constexpr, STORED: tl.constexpr, CHUNK: tl.constexpr,
     BF: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,

@@ -183,20 +183,28 @@ class Kernels:
             HEADS=heads, DV=width, ROWS=rows, BF=power_of_two(width), num_warps=4,
         )  # fmt: skip
 
-    def apply(self, what: str, t: slice, state: State | None) -> None:
+    def weighs(self) -> bool:
+        """Whether applying a state for "dq" is to compute r and e too: a program has to have all columns, or
+        several would."""
+        features, columns = self._orientation("dq")
+        return columns <= self._blocks("apply", "dq", features).columns
+
+    def apply(self, what: str, t: slice, state: State | None, weigh: bool = False) -> None:
+        """`weigh`: "dq" computes r and e too."""
         if t.stop <= t.start:
             return
         role, (features, columns) = ROLES[what], self._orientation(what)
         heads = self.heads if what in ON_Q else self.key_heads
         a, y, x = (self._of(n, t) for n in (role.a, role.y, role.x))
+        o = self._of("out", t) if weigh else None
         options = self._blocks("apply", what, features).options(features, columns)
         programs = -(-columns // options["BN"]) * heads
         pieces = self.pieces(t, programs, ROWS)
         self.tape.launch(
             apply, programs * pieces.count,
-            a, y, x, *self._vectors(t if what in ON_Q else None), self._masked(t), self.positions,
+            a, o, y, x, *self._vectors(t if what in ON_Q else None), self._masked(t), self.positions,
             *(state or NOTHING)[:2], *pieces.tables, self._origin(what in ON_Q) + t.start, t.stop - t.start,
-            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, y, x), *self.d.stride()[:2],
+            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, o, y, x), *self.d.stride()[:2],
             self.mask_stride, *(state or NOTHING)[2:], HEADS=heads, GROUP=heads // self.key_heads, WHAT=what,
             STARTED=state is not None, **options, **self.common,
         )  # fmt: skip

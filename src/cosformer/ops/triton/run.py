@@ -99,14 +99,18 @@ def _backward(
     dq, dk, dv = (tape.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     run = Kernels(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
-    run.weigh()
     if not causal:
         queries, keys = slice(0, q.shape[1]), slice(0, k.shape[1])
-        run.apply("dq", queries, run.total("o", keys, came) if kept is None else run.within(kept))
+        state = run.total("o", keys, came) if kept is None else run.within(kept)
+        weighs = run.weighs()
+        if not weighs:
+            run.weigh()
+        run.apply("dq", queries, state, weighs)
         r = run.total("dv", queries, grad_state)
         run.apply("dk", keys, r)
         run.apply("dv", keys, r)
         return dq, dk, dv, r
+    run.weigh()
     early, both, late = _spans(q.shape[1], k.shape[1], offset)
     before = run.total("o", early.k, came)
     r = grad_state

@@ -103,7 +103,8 @@ def turned(
 def walk(
     A, B, C, Y, X, DENOMINATOR, INVERSE, E, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST, SLOT,
     origin, length, pieces, size, horizon, eps,
-    a_b, a_t, a_h, b_b, b_t, b_h, c_b, c_t, c_h, y_b, y_t, y_h, x_b, x_t, x_h,
+    a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, c_b, c_t: tl.constexpr, c_h,
+    y_b, y_t: tl.constexpr, y_h, x_b, x_t: tl.constexpr, x_h,
     row_b, row_h, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     WHAT: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr, CARRIED: tl.constexpr,
