@@ -85,8 +85,9 @@ def _backward(
 
 
 def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
-) -> tuple[Shape, Shape]:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, states: bool,
+    keep: bool,
+) -> tuple[Shape, Shape]:  # fmt: skip
     batch, tq, heads, _ = q.shape
     tk, kv_heads, dims = k.shape[1], k.shape[2], (k.shape[3], v.shape[3])
     if cu_seqlens is not None:

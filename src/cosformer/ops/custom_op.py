@@ -25,13 +25,14 @@ def define(
     name: str,
     forward: Callable[..., Results],
     backward: Callable[..., Results],
-    shapes: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int, bool], tuple[Shape, Shape]],
+    shapes: Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, int, bool, bool], tuple[Shape, Shape]],
 ) -> tuple[Callable[..., Results], CustomOpDef, CustomOpDef]:
     """Registers `cosformer::{name}_forward` and `cosformer::{name}_backward`; returns the function that
     calls them, differentiable wherever it is called from, and the two ops.
 
     `forward` and `backward` take the arguments of the ops below; `shapes`(q, k, v, cu_seqlens, causal,
-    offset, keep) are those of the denominator and of what is kept for the backward.
+    offset, states, keep) are those of the denominator and of what is kept for the backward; `states`: whether
+    any come or go.
     """
 
     def run_forward(*inputs: Any) -> Results:
@@ -81,7 +82,8 @@ def define(
         need_state: bool,
         keep: bool,
     ) -> Outputs:
-        of_den, of_kept = shapes(q, k, v, cu_seqlens, causal, offset, keep)
+        states = need_state or numerator is not None
+        of_den, of_kept = shapes(q, k, v, cu_seqlens, causal, offset, states, keep)
         out = q.new_empty((*q.shape[:-1], v.shape[3]))
         den = q.new_empty(of_den, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
         kept = den.new_empty(of_kept)

@@ -151,17 +151,19 @@ def test_nan_in_a_real_token_is_not_hidden():
 
 
 @both_ways
-def test_gradients_where_nothing_was_kept(causal):
+@pytest.mark.parametrize("bounds", [None, [0, 2000], [0, 3, 1400, 1950, 2000]], ids=str)
+def test_gradients_where_nothing_was_kept(bounds, causal):
     """A forward that was not asked to keep anything may be differentiated all the same."""
     from cosformer.ops.hopper.op import hopper_backward, hopper_forward
 
     q, k, v, grad = (torch.randn(1, 2000, 2, 64, dtype=torch.bfloat16, device="cuda") for _ in range(4))
+    cu = None if bounds is None else torch.tensor(bounds, dtype=torch.int32, device="cuda")
     found = []
     for keep in (True, False):
-        settings = (causal, 0, 4000.0, 1e-6)
-        out, d, kept, _, _ = hopper_forward(q, k, v, *[None] * 5, *settings, False, keep)
-        assert (kept.numel() > 0) == keep
-        found.append(hopper_backward(grad, None, None, q, k, v, out, d, kept, *[None] * 5, *settings))
+        settings = (None, cu, None, None, None, causal, 0, 4000.0, 1e-6)
+        out, d, kept, _, _ = hopper_forward(q, k, v, *settings, False, keep)
+        assert (kept.numel() > 0) == (keep and (causal or cu is None))
+        found.append(hopper_backward(grad, None, None, q, k, v, out, d, kept, *settings))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert found[0][0].abs().max() > 0
 

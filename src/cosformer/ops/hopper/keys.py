@@ -242,16 +242,29 @@ def walk_dkv(
             x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
             x = warpgroup_mma(ones, z_s, x, is_async=True)
         x = warpgroup_mma(a, q_s, x, is_async=True)
-        sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, use_acc=follows, is_async=True)
-        ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, use_acc=follows, is_async=True)
-        x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
+        if JOINED:
+            x, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, a])
+            if goes_on:
+                # Described for themselves: what is made in a branch must not be used behind it.
+                again = anew(rest)
+                b_c = flat(qs.index(stage + again)).permute((1, 0))
+                b_s = qsin_room.index(again).permute((1, 0))
+                c = flat(gs.index(late + again))
+                sc = warpgroup_mma(b_c, c, sc, use_acc=follows, is_async=True)
+                ss = warpgroup_mma(b_s, c, ss, use_acc=follows, is_async=True)
+                sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
+        else:
+            sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
+            ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
+            x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
         y = gl.where(k_c.load(RESULT) > 0, x * sin_y[:, None], 0.0)
         if MASKED:
             y = gl.where((keep != 0)[:, None], y, 0.0)
         y = y.to(gl.bfloat16)
         r = gl.load(INVERSE + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
         e = gl.load(E + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
-        sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
+        if not JOINED:
+            sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)

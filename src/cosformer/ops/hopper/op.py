@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cosformer.ops.custom_op import Results, Shape, define
 from cosformer.ops.hopper import run
-from cosformer.ops.hopper.cutting import states_to_keep, width_of
+from cosformer.ops.hopper.cutting import most_of_list, numbers_listed, of_list, states_to_keep, width_of
 from cosformer.ops.hopper.tape import Tape
 from cosformer.ops.triton.tape import call
 
@@ -28,13 +28,14 @@ def _forward(
     need_state: bool,
     keep: bool,
 ) -> Results:
-    joined = run.is_joined(cu_seqlens, need_state or numerator is not None)
+    states = need_state or numerator is not None
+    again = cu_seqlens is None or run.is_joined(cu_seqlens, states)
     with _device(q):
         out, d, kept, state, z = call(
             run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
-            (causal, offset, horizon, eps, need_state), again=cu_seqlens is None or joined, kind=Tape,
+            (causal, offset, horizon, eps, need_state), again=again, kind=Tape,
         )  # fmt: skip
-        if not keep or cu_seqlens is not None:
+        if not keep or not run.is_kept(cu_seqlens, causal, states):
             kept = None
         if not need_state:
             return out, d, kept, None, None
@@ -78,13 +79,20 @@ def _backward(
 
 
 def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
-) -> tuple[Shape, Shape]:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, states: bool,
+    keep: bool,
+) -> tuple[Shape, Shape]:  # fmt: skip
     (batch, tq, heads, d), dv = q.shape, v.shape[3]
-    kept = 0  # with packing, their number depends on the documents
-    if keep and cu_seqlens is None:
-        kept = states_to_keep(batch, heads, tq, q.device, width_of(d, dv)) if causal else batch
-    return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
+    width, state = width_of(d, dv), (k.shape[2], 2 * d * (dv + 1))
+    kept: Shape = (0,)
+    if not keep or not run.is_kept(cu_seqlens, causal, states):
+        pass
+    elif cu_seqlens is not None:
+        pieces = of_list(tq, most_of_list(heads, q.device, width))
+        kept = (pieces * state[0] * state[1] + numbers_listed(tq, cu_seqlens.shape[0] - 1),)
+    elif count := states_to_keep(batch, heads, tq, q.device, width) if causal else batch:
+        kept = (count, *state)
+    return (batch, heads, tq), kept
 
 
 def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:

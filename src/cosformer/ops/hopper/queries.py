@@ -191,12 +191,13 @@ def walk_dq(
                 blank(tile_v, keep, LINES)
         fence_async_shared()
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
-        sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
-        ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
+        if not JOINED:
+            sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
+            ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
         if t + 1 < chunks:
             mbarrier.expect(bar_o.index(0), TILE)
             fetch(o, os.index(0), bar_o.index(0), batch, ahead, head)
-        a = warpgroup_mma_wait(num_outstanding=2, deps=[a])
+        a = warpgroup_mma_wait(num_outstanding=0 if JOINED else 2, deps=[a])
         a = gl.where(past, a + gl.convert_layout(e, of_rows(SQUARE))[:, None], 0.0)
         a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
         no_e = gl.zeros([CHUNK, RUNS], gl.float32, left(RESULT))
@@ -205,7 +206,16 @@ def walk_dq(
         r_y = gl.convert_layout(r, of_rows(RESULT))
         if JOINED:
             x = warpgroup_mma(a, k_c, no_result, use_acc=False, is_async=True)
-            x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
+            x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            if goes_on:
+                # Described for themselves: what is made in a branch must not be used behind it.
+                again = anew(rest)
+                b_c = flat(ks.index(stage + again)).permute((1, 0))
+                b_s = ks_room.index(again).permute((1, 0))
+                c = flat(vs.index(stage + again))
+                sc = warpgroup_mma(b_c, c, sc, use_acc=follows, is_async=True)
+                ss = warpgroup_mma(b_s, c, ss, use_acc=follows, is_async=True)
+                sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
             if follows:
                 x = warpgroup_mma(tile_g, s_c.permute((1, 0)), x, is_async=True)
                 x = warpgroup_mma(columns, z_c, x, is_async=True)

@@ -43,10 +43,10 @@ def forward(
     if pieces.single:
         after = call.new_state(k.shape[2]) if need_state else None
         call.walk_o(pieces, came, after)
-        return out, d, None, *((None, None) if after is None else after[:2])
+        return out, d, call.kept, *((None, None) if after is None else after[:2])
     begin, after = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=need_state)
     call.walk_o(pieces, begin, None)
-    return out, d, begin.s, None if after is None else after.s, None
+    return out, d, call.kept if joined else begin.s, None if after is None else after.s, None
 
 
 again = partial(player, forward, (False,))
@@ -65,7 +65,7 @@ def backward(
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     came, back = State.given(numerator, denominator), State.given(grad_numerator, grad_denominator)
     joined = is_joined(cu_seqlens, back is not None or came is not None)
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
+    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined, kept)
     if not causal:
         if kept is None:
             pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
@@ -91,7 +91,7 @@ def backward(
         if kept is None:
             begin, _ = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=False)
         else:
-            begin = State.within(kept, k.shape[3])
+            begin = State.within(call.begin if joined else kept, k.shape[3])
         call.walk_dq(pieces, begin)
         begin, before = call.running(
             call.absorb("dv", pieces), pieces, back, backwards=True, total=came is not None
@@ -108,6 +108,12 @@ def backward(
 def is_joined(cu_seqlens: Tensor | None, states: bool) -> bool:
     """Whether documents are one list of tiles: where states come or go, each is a row of its own."""
     return cu_seqlens is not None and not states
+
+
+def is_kept(cu_seqlens: Tensor | None, causal: bool, states: bool) -> bool:
+    """Whether a forward has something to keep: rows of their own have as many states as documents say, and
+    a bidirectional backward cuts the list elsewhere."""
+    return cu_seqlens is None or (causal and is_joined(cu_seqlens, states))
 
 
 def public(s: Tensor, z: Tensor | None, d: int, dv: int) -> tuple[Tensor, Tensor]:

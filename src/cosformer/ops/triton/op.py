@@ -122,8 +122,9 @@ def step(
 
 
 def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, keep: bool
-) -> tuple[Shape, Shape]:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, states: bool,
+    keep: bool,
+) -> tuple[Shape, Shape]:  # fmt: skip
     batch, tq, heads, _ = q.shape
     rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
     d, dv = padded(k.shape[3], q.dtype), padded(v.shape[3], q.dtype)
