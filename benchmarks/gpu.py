@@ -35,8 +35,9 @@ ONE_LENGTH = 2048  # for those whose times say the same at every length and head
 ONCE = ("authors-compiled", "cosformer[chunked]")
 # Asks the GPU on its way, which no graph can hold; after a capture that failed, PyTorch gives no memory back.
 EAGER = ("cosformer[chunked]",)
-FEW = (512, 2048, 8192, TOKENS, LONG)  # for those that tune themselves anew for every batch, a minute each
+FEW = (512, 2048, 8192, TOKENS, LONG)  # for those that tune themselves anew for every batch
 TUNED = ("fla", "fla-relu")
+TUNING = {"warmup": 5, "rep": 20}  # milliseconds for each of a hundred candidates (Triton's own: 25, 100)
 PATIENCE = 1.5  # seconds: a call that will take longer is not made
 DOCUMENTS = 1000
 CHECKED = 1000  # tokens, of masks, documents and grouped heads before they are timed
@@ -53,7 +54,10 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def _fla(wide: bool) -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
+    import triton.testing
     from fla.ops.linear_attn import chunk_linear_attn
+
+    triton.testing.do_bench = partial(triton.testing.do_bench, **TUNING)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         if wide:

@@ -25,19 +25,23 @@ cases = pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
 
 def listed(bounds, pieces):
     """The list as the kernels make it, its tiles, and where the pieces begin."""
+    from cosformer.ops.hopper.cutting import of_full_list
     from cosformer.ops.hopper.documents import count_tiles, list_tiles
 
     cu = torch.tensor(bounds, device=DEVICE)
     documents = len(bounds) - 1
-    most = bounds[-1] // 64 + documents
+    length = of_full_list(bounds[-1], documents)
     first = torch.full((documents + 1,), -1, dtype=torch.int32, device=DEVICE)
-    tiles = torch.full((most + 2, 4), -1, dtype=torch.int32, device=DEVICE)
+    room = torch.full((length + 16, 4), -1, dtype=torch.int32, device=DEVICE)
     count_tiles[(1,)](cu, first, documents, CHUNK=64, BLOCK=16)
-    programs = -(-most // 16)
-    list_tiles[(programs + 1,)](cu, first, tiles, documents, pieces, programs, CHUNK=64, BLOCK=16)
+    programs = -(-length // 16)
+    list_tiles[(programs + 1,)](cu, first, room, documents, length, pieces, programs, CHUNK=64, BLOCK=16)
+    tiles = room[:length]
     begins = tiles[: pieces + 1, 3].tolist()
-    assert (tiles[begins[-1] :, :3] == -1).all()
-    assert (tiles[pieces + 1 :, 3] == -1).all()
+    # What is kept for a backward has nothing in it that was not written.
+    assert (tiles[begins[-1] :, :3] == 0).all()
+    assert (tiles[pieces + 1 :, 3] == 0).all()
+    assert (room[length:] == -1).all()
     return tiles, tiles[: begins[-1], :3].tolist(), begins
 
 

@@ -11,8 +11,8 @@ from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
 from cosformer.ops.hopper.cutting import (
     CHUNK,
-    most_of_list,
-    numbers_listed,
+    multiprocessors,
+    of_full_list,
     of_list,
     to_apply,
     to_sum,
@@ -52,11 +52,10 @@ class Call:
     def __init__(
         self, tape: Tape, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None,
         cu_seqlens: Tensor | None, positions: Tensor | None, offset: int, horizon: float, eps: float,
-        causal: bool, joined: bool, kept: Tensor | None = None,
+        causal: bool, joined: bool, listed: Tensor | None = None,
     ):  # fmt: skip
         """`tensors`: q, k, v, o, and for a backward g, dq, dk, dv; `d` [B, H, Tq]. `joined`: documents are
-        one list of tiles, otherwise each is a row of its own; `kept`, of a forward that walked along it: the
-        states that its pieces started from, and the list."""
+        one list of tiles, otherwise each is a row of its own; `listed`: that list, if it is there."""
         self.tape = tape
         self.tensors = {n: x if fits(x) else _copy(x) for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
@@ -79,12 +78,11 @@ class Call:
             cu_seqlens is not None, key_mask is not None, positions is not None,
         )  # fmt: skip
         self.causal, self.joined = causal, joined
-        self.pieces, self.most_pieces, self.kept, self.tiles = 0, 0, kept, None
+        self.pieces, self.listed = 0, listed
         if cu_seqlens is not None and joined:
-            heads, light = (self.heads, False) if causal else (self.key_heads, "g" not in tensors)
-            self.most_pieces = most_of_list(heads, self.device, self.width, light)
-            self.pieces = of_list(self.tq, self.most_pieces)
-            self.tiles = self._listed(cu_seqlens)
+            self.pieces = of_list(self.tq, self._most_pieces)
+            self.listed = self._list_tiles(cu_seqlens) if listed is None else listed
+        self.tiles = None if self.listed is None else self.listed.view(torch.int32)
 
     def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
         self.tape.start(
@@ -140,8 +138,7 @@ class Call:
         heads, origin, length = (
             (self.key_heads, self.origin_k, self.tk) if what == "o" else (self.heads, self.origin_q, self.tq)
         )
-        kept = self.joined and self.causal and what == "o"
-        states = self.begin if kept else self._states(pieces.slots, heads)
+        states = self._states(pieces.slots, heads)
         self.tape.start(
             absorb, heads * pieces.count,
             (
@@ -274,34 +271,24 @@ class Call:
         return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
 
     @property
-    def begin(self) -> Tensor:
-        """Of what a walk along the list keeps, the states that its pieces start from."""
-        assert self.kept is not None
-        d, dv = self.dims
-        shape = (self.pieces, self.key_heads, 2 * d * (dv + 1))
-        return self.kept[: math.prod(shape)].view(shape)
+    def _most_pieces(self) -> int:
+        """Of a list of tiles, so that all blocks that go along it are at work at a time."""
+        blocks = 1 if self.width == 128 else 3 if not self.causal and "g" not in self.tensors else 2
+        return max(
+            1, blocks * multiprocessors(self.device) // (self.heads if self.causal else self.key_heads)
+        )
 
-    def _listed(self, cu: Tensor) -> Tensor:
-        """The list of documents.py, behind the states where a walk keeps both."""
-        numbers = numbers_listed(self.tq, cu.shape[0] - 1)
-        if not self.causal:
-            return self._list_tiles(cu, self.tape.empty((numbers,), torch.int32))
-        if self.kept is not None:
-            return self.kept[-numbers:].view(torch.int32)
-        d, dv = self.dims
-        self.kept = self.tape.empty((self.pieces * self.key_heads * 2 * d * (dv + 1) + numbers,))
-        return self._list_tiles(cu, self.kept[-numbers:].view(torch.int32))
-
-    def _list_tiles(self, cu: Tensor, tiles: Tensor) -> Tensor:
+    def _list_tiles(self, cu: Tensor) -> Tensor:
+        """The list of documents.py, as the float32 that an op keeps: with the same bits."""
         documents = cu.shape[0] - 1
-        most = self.tq // CHUNK + documents
-        first = self.tape.empty((documents + 1,), torch.int32)
+        length = of_full_list(self.tq, documents)
+        first, tiles = self.tape.empty((documents + 1,), torch.int32), self.tape.empty((length, 4))
         sizes = {"CHUNK": CHUNK, "BLOCK": LISTED, "num_warps": 4}
         self.tape.launch(count_tiles, 1, cu, first, documents, **sizes)
-        programs = -(-most // LISTED)
+        programs = -(-length // LISTED)
         self.tape.launch(
-            list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles, documents, self.pieces,
-            programs, **sizes,
+            list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles.view(torch.int32),
+            documents, length, self.pieces, programs, **sizes,
         )  # fmt: skip
         return tiles
 
@@ -315,7 +302,7 @@ class Call:
 
     def _add_up(self, kernel: Any, *states: Tensor, **options: Any) -> None:
         _, heads, size = states[0].shape
-        most = 1 << (self.most_pieces - 1).bit_length()
+        most = 1 << (self._most_pieces - 1).bit_length()
         block = max(1, CHAINED // most)
         self.tape.launch(
             kernel, -(-size // block) * heads, *states, self.tiles, self.pieces, HEADS=heads, SIZE=size,

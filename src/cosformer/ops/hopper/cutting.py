@@ -42,20 +42,15 @@ def states_to_keep(rows: int, heads: int, length: int, device: torch.device, wid
     return rows * -(-length // to_walk(there, length, device, width))
 
 
-def most_of_list(heads: int, device: torch.device, width: int, light: bool = False) -> int:
-    """Pieces of a list of tiles, so that all blocks that go along it are at work at a time: three a
-    multiprocessor where they are `light`."""
-    return max(1, (3 * multiprocessors(device) if light and width == 64 else at_work(device, width)) // heads)
-
-
 def of_list(length: int, most: int) -> int:
-    """Pieces of a list of tiles: it is often cut for nothing, where a document ends."""
-    return torch.sym_max(1, torch.sym_min(most, length // SHORTEST))
+    """Pieces of a list of tiles, of which so many can be at work: it is often cut for nothing, where a
+    document ends."""
+    return max(1, min(most, length // SHORTEST))
 
 
-def numbers_listed(length: int, documents: int) -> int:
-    """How many a list of all tiles has: four a tile, and two tiles more."""
-    return 4 * (length // CHUNK + documents + 2)
+def of_full_list(length: int, documents: int) -> int:
+    """Rows of the list: as many tiles as there can be, and two that pieces need."""
+    return length // CHUNK + documents + 2
 
 
 def to_sum(there: int, length: int, device: torch.device, width: int) -> int:

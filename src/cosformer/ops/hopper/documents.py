@@ -44,10 +44,12 @@ def count_tiles(CU, FIRST, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(FIRST + documents, total)
 
 
-@triton.jit(do_not_specialize=["documents", "pieces", "programs"])
-def list_tiles(CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["documents", "length", "pieces", "programs"])
+def list_tiles(
+    CU, FIRST, TILES, documents, length, pieces, programs, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):
     """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
-    steps, or where a document ends not far behind."""
+    steps, or where a document ends not far behind. Of the `length` rows, those without a tile are zeros."""
     total = tl.load(FIRST + documents)
     each = tl.cdiv(total, pieces)
     listing = tl.program_id(0) < programs
@@ -63,11 +65,13 @@ def list_tiles(CU, FIRST, TILES, documents, pieces, programs, CHUNK: tl.constexp
     before = (tile - tl.load(FIRST + low)) * CHUNK
     begin = tl.load(CU + low).to(tl.int32)
     rest = tl.load(CU + low + 1).to(tl.int32) - begin - before
-    inside = listing & (tile < total)
+    inside = listing & (tile < length)
+    there = (tile < total).to(tl.int32)
     at = TILES + 4 * tile
-    tl.store(at, begin + before, mask=inside)
-    tl.store(at + 1, before, mask=inside)
-    tl.store(at + 2, rest, mask=inside)
+    tl.store(at, (begin + before) * there, mask=inside)
+    tl.store(at + 1, before * there, mask=inside)
+    tl.store(at + 2, rest * there, mask=inside)
+    tl.store(at + 3, 0 * there, mask=inside & (tile > pieces))
     far = tl.cdiv(rest, CHUNK)
     near = (tile < total) & (before > 0) & (far <= tl.maximum(each // 8, 1))
     tl.store(TILES + 4 * piece + 3, tile + tl.where(near, far, 0), mask=(piece >= 0) & (piece <= pieces))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cosformer.ops.custom_op import Results, Shape, define
 from cosformer.ops.hopper import run
-from cosformer.ops.hopper.cutting import most_of_list, numbers_listed, of_list, states_to_keep, width_of
+from cosformer.ops.hopper.cutting import of_full_list, states_to_keep, width_of
 from cosformer.ops.hopper.tape import Tape
 from cosformer.ops.triton.tape import call
 
@@ -83,15 +83,13 @@ def _shapes(
     keep: bool,
 ) -> tuple[Shape, Shape]:  # fmt: skip
     (batch, tq, heads, d), dv = q.shape, v.shape[3]
-    width, state = width_of(d, dv), (k.shape[2], 2 * d * (dv + 1))
     kept: Shape = (0,)
     if not keep or not run.is_kept(cu_seqlens, causal, states):
         pass
     elif cu_seqlens is not None:
-        pieces = of_list(tq, most_of_list(heads, q.device, width))
-        kept = (pieces * state[0] * state[1] + numbers_listed(tq, cu_seqlens.shape[0] - 1),)
-    elif count := states_to_keep(batch, heads, tq, q.device, width) if causal else batch:
-        kept = (count, *state)
+        kept = (of_full_list(tq, cu_seqlens.shape[0] - 1), 4)
+    elif count := states_to_keep(batch, heads, tq, q.device, width_of(d, dv)) if causal else batch:
+        kept = (count, k.shape[2], 2 * d * (dv + 1))
     return (batch, heads, tq), kept
 
 

@@ -43,10 +43,10 @@ def forward(
     if pieces.single:
         after = call.new_state(k.shape[2]) if need_state else None
         call.walk_o(pieces, came, after)
-        return out, d, call.kept, *((None, None) if after is None else after[:2])
+        return out, d, call.listed, *((None, None) if after is None else after[:2])
     begin, after = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=need_state)
     call.walk_o(pieces, begin, None)
-    return out, d, call.kept if joined else begin.s, None if after is None else after.s, None
+    return out, d, call.listed if joined else begin.s, None if after is None else after.s, None
 
 
 again = partial(player, forward, (False,))
@@ -65,7 +65,10 @@ def backward(
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     came, back = State.given(numerator, denominator), State.given(grad_numerator, grad_denominator)
     joined = is_joined(cu_seqlens, back is not None or came is not None)
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined, kept)
+    listed = kept if causal and joined else None
+    call = Call(
+        tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined, listed
+    )  # fmt: skip
     if not causal:
         if kept is None:
             pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
@@ -88,10 +91,10 @@ def backward(
         before = call.new_state(call.heads) if came is not None else None
         call.walk_dkv(pieces, back, before)
     else:
-        if kept is None:
+        if kept is None or joined:
             begin, _ = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=False)
         else:
-            begin = State.within(call.begin if joined else kept, k.shape[3])
+            begin = State.within(kept, k.shape[3])
         call.walk_dq(pieces, begin)
         begin, before = call.running(
             call.absorb("dv", pieces), pieces, back, backwards=True, total=came is not None
@@ -111,8 +114,8 @@ def is_joined(cu_seqlens: Tensor | None, states: bool) -> bool:
 
 
 def is_kept(cu_seqlens: Tensor | None, causal: bool, states: bool) -> bool:
-    """Whether a forward has something to keep: rows of their own have as many states as documents say, and
-    a bidirectional backward cuts the list elsewhere."""
+    """Whether a forward keeps something for its backward: states, or the list of tiles. Documents that are
+    rows have as many states as they have pieces, and a bidirectional backward cuts the list elsewhere."""
     return cu_seqlens is None or (causal and is_joined(cu_seqlens, states))
 
 
