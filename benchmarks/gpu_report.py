@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks import gpu
 from benchmarks.contenders import MODES, PHASES
 from benchmarks.gpu_targets import Results, targets, variants
 from benchmarks.machine import commit_words
@@ -59,6 +60,16 @@ def _tables(data: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], list[t
     yield "Correct first", ("contender", "D", "largest relative error", "verdict"), rows
 
 
+def _missing(found: dict[str, Any]) -> Iterator[str]:
+    """Who was not measured at which head sizes."""
+    measured = {(p["contender"], p["dim"]) for p in found["parts"]}
+    for name, title in NAMES.items():
+        dims = gpu.DIMS[:1] if name in gpu.ONCE else gpu.DIMS
+        left = [str(dim) for dim in dims if (name, dim) not in measured]
+        if left and name not in found["absent"]:
+            yield f"{title} (D = {', '.join(left)})"
+
+
 def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     parts = [
         f"# The operator on a GPU, {data['date'][:10]}",
@@ -74,7 +85,7 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     skipped = sorted(
         {
             f"{NAMES[t['contender']]}, {t['mode']}, {t['phase']}, D = {t['dim']}, T = {t['length']:,}: "
-            f"{t['skipped']}."
+            f"{t['skipped'].split('. ')[0].rstrip('.')}."
             for t in data["gpu"]["timings"]
             if "skipped" in t
         }
@@ -86,9 +97,7 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     for name, reason in data["gpu"]["absent"].items():
         parts.append(f"Not in this run: {name} ({reason}).")
     if not data["gpu"].get("finished", True):
-        measured = {p["contender"] for p in data["gpu"]["parts"]} | set(data["gpu"]["absent"])
-        missing = ", ".join(title for name, title in NAMES.items() if name not in measured)
-        parts.append(f"The run was stopped before it had measured: {missing}.")
+        parts.append(f"The run was stopped before it had measured: {', '.join(_missing(data['gpu']))}.")
     parts += ["## Again", f"```\n{data['command']}\n```"]
     return "\n\n".join(parts) + "\n"
 

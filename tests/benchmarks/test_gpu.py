@@ -167,6 +167,9 @@ def test_a_run_that_was_stopped_goes_on(record, monkeypatch, tmp_path):
     data = record | {"gpu": record["gpu"] | {"finished": False}}
     last = data["gpu"]["parts"][-1]["contender"]
     data["gpu"]["parts"] = data["gpu"]["parts"][:-1]
+    said = gpu_report.to_markdown(data, None).split("stopped before it had measured: ")[1]
+    assert f"{gpu_report.NAMES[last]} (D = {gpu.DIMS[0]})" in said
+    assert not said.startswith(gpu_report.NAMES[data["gpu"]["parts"][0]["contender"]])
     path = tmp_path / "record.json"
     clean = record | {"commit": record["commit"] | {"dirty": False}}
     data["commit"] = clean["commit"]
