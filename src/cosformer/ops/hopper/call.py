@@ -11,10 +11,12 @@ from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
 from cosformer.ops.hopper.cutting import (
     CHUNK,
+    is_small,
     multiprocessors,
     of_full_list,
     of_list,
     to_apply,
+    to_quarter,
     to_sum,
     to_walk,
     width_of,
@@ -84,7 +86,10 @@ class Call:
             self.listed = self._list_tiles(cu_seqlens) if listed is None else listed
         self.tiles = None if self.listed is None else self.listed.view(torch.int32)
 
-    def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
+    def walk_o(
+        self, pieces: Pieces, begin: State | None, after: State | None, *, summed: bool = False
+    ) -> None:
+        """`summed`: `begin` has what each piece adds, and those before a piece are summed up by it."""
         self.tape.start(
             walk_o, self.heads * pieces.count,
             (
@@ -95,7 +100,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, after is not None, *self._sizes("walk_o"),
+                self.carried, begin is not None, summed, after is not None, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
@@ -153,17 +158,18 @@ class Call:
         )  # fmt: skip
         return states
 
-    def apply_o(self, pieces: Pieces, state: State) -> None:
+    def apply_o(self, pieces: Pieces, state: State, parts: int = 0) -> None:
+        """`parts`: of so many states a row the sum is applied."""
         self.tape.start(
             apply_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "o"), self.tensors["o"], self.d, self.positions, *state[:2], *pieces.tables,
                 self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq,
-                *state[2:],
+                *state[2:], parts,
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
-                *self._sizes("apply_o"),
+                parts > 0, *self._sizes("apply_o"),
             ),
         )  # fmt: skip
 
@@ -261,6 +267,13 @@ class Call:
 
     def pieces_to_apply(self, heads: int, length: int) -> Pieces:
         return self._cut(to_apply, heads, length)
+
+    def quarters(self, heads: int, length: int) -> Pieces:
+        return self._cut(to_quarter, heads, length)
+
+    @property
+    def is_small(self) -> bool:
+        return is_small(self.rows * self.heads, max(self.tq, self.tk), self.device, self.width)
 
     def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
         if self.joined:  # a piece has two parts of documents that are cut, and a walk begins or ends in one
