@@ -27,6 +27,7 @@ from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
 from cosformer.ops.hopper.launch import describe, fits
 from cosformer.ops.hopper.queries import walk_dq
+from cosformer.ops.hopper.squares import square_gradients, square_o
 from cosformer.ops.hopper.states import absorb
 from cosformer.ops.hopper.tape import Tape
 from cosformer.ops.hopper.whole import whole_o
@@ -47,6 +48,8 @@ SIZES = {
     "apply_dkv": {64: (2, 4), 128: (2, 8)},
     "whole_o": {64: (2, 4), 128: (2, 8)},
     "whole_gradients": {64: (2, 4), 128: (1, 8)},
+    "square_o": {64: (2, 4), 128: (2, 4)},
+    "square_gradients": {64: (2, 4), 128: (2, 8)},
 }
 
 
@@ -64,6 +67,7 @@ class Call:
         self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
         self.cu, self.positions = cu_seqlens, positions
+        self.documents = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
         self.group = self.heads // self.key_heads
         self.dims = (k.shape[3], v.shape[3])
@@ -81,6 +85,7 @@ class Call:
         )  # fmt: skip
         self.causal, self.joined = causal, joined
         self.pieces, self.listed = 0, listed
+        self.single: Tensor | None = None  # documents of one tile, if they have a list of their own
         if cu_seqlens is not None and joined:
             self.pieces = of_list(self.tq, self._most_pieces)
             self.listed = self._list_tiles(cu_seqlens) if listed is None else listed
@@ -229,6 +234,33 @@ class Call:
             (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_gradients")),
         )  # fmt: skip
 
+    def square_o(self) -> None:
+        """Of documents of one tile."""
+        self.tape.start(
+            square_o, self._in_rounds(4),
+            (
+                *self._tiles("q", "k", "v"), self.tensors["o"], self.d, self.single, self.documents,
+                self.theta, self.eps, self.tq,
+            ),
+            (self.heads, self.group, self.dims[1], self.width, *self._sizes("square_o")),
+        )  # fmt: skip
+
+    def square_gradients(self) -> None:
+        self.tape.start(
+            square_gradients, self._in_rounds(2),
+            (
+                *self._tiles("q", "k", "v", "o", "g"), self.tensors["dq"], self.tensors["dk"],
+                self.tensors["dv"], self.d, self.single, self.documents, self.theta, self.eps, self.tq,
+            ),
+            (self.heads, *self.dims, self.width, *self._sizes("square_gradients")),
+        )  # fmt: skip
+
+    def _in_rounds(self, blocks: int) -> int:
+        """As many blocks as are at work at a time, so many a multiprocessor (half of it where W = 128); each
+        takes one head."""
+        at_a_time = blocks * 64 // self.width * multiprocessors(self.device)
+        return self.heads * max(1, at_a_time // self.heads)
+
     def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
         """Sums over groups of `width` numbers."""
         sums = self.tape.empty(shape, parts.dtype)
@@ -297,7 +329,9 @@ class Call:
         length = of_full_list(self.tq, documents)
         first, tiles = self.tape.empty((documents + 1,), torch.int32), self.tape.empty((length, 4))
         sizes = {"CHUNK": CHUNK, "BLOCK": LISTED, "num_warps": 4}
-        self.tape.launch(count_tiles, 1, cu, first, documents, **sizes)
+        if not self.causal and self.group == 1:
+            self.single = self.tape.empty((documents + 1, 2), torch.int32)
+        self.tape.launch(count_tiles, 1, cu, first, self.single, documents, **sizes)
         programs = -(-length // LISTED)
         self.tape.launch(
             list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles.view(torch.int32),

@@ -45,6 +45,8 @@ def forward(
         call.apply_o(call.pieces_to_apply(q.shape[2], q.shape[1]), state)
         if joined:
             call.whole_o()
+            if call.single is not None:
+                call.square_o()
         return out, d, state.s, state.s if need_state else None, None
     pieces = call.pieces_to_walk(every=need_state or came is not None)
     after: State | None
@@ -91,6 +93,8 @@ def backward(
         call.apply_dkv(call.pieces_to_apply(k.shape[2], k.shape[1]), r)
         if joined:
             call.whole_gradients()
+            if call.single is not None:
+                call.square_gradients()
         return dq, dk, dv, r.s, None
     # Each query head has a gradient of the state of its own: what comes back is given to one of those
     # that share a key head, and what goes on is their sum.
