@@ -25,6 +25,7 @@ class Start:
     kernel: Any
     arguments: tuple[Any, ...]
     constants: tuple[Any, ...]
+    registers: int | None
 
     @property
     def name(self) -> str:
@@ -45,9 +46,8 @@ class Start:
                 assert p.do_not_specialize, f"{self.name} would be compiled anew for every {p.name}"
                 signature[p.name] = "fp32" if isinstance(x, float) else "i32"
         source = GluonASTSource(self.kernel, signature, constants, attributes)
-        return triton.compile(
-            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": self.constants[-1]}
-        )
+        options = {"num_warps": self.constants[-1], "maxnreg": self.registers}
+        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
 @dataclass
@@ -85,9 +85,10 @@ class Recorder(Tape):
         self.found = starts
 
     def start(
-        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
-    ) -> None:
-        self.found.append(Start(kernel, arguments, constants))
+        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...],
+        registers: int | None,
+    ) -> None:  # fmt: skip
+        self.found.append(Start(kernel, arguments, constants, registers))
 
     def launch(self, *arguments: Any, **options: Any) -> None:
         pass

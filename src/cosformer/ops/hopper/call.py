@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,19 +37,28 @@ from cosformer.ops.triton.kernels import SCANNED
 from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
 from cosformer.ops.triton.states import scan
 
-# Stages of the copies, and warps, by kernel and width: what was fastest of what shared memory holds.
+
+class Size(NamedTuple):
+    """Stages of the copies, warps, and how many registers a thread may have."""
+
+    stages: int
+    warps: int
+    registers: int | None = None
+
+
+# By kernel and width: what was fastest of what shared memory holds.
 SIZES = {
-    "walk_o": {64: (2, 4), 128: (2, 8)},
-    "walk_dq": {64: (2, 4), 128: (1, 8)},
-    "walk_dkv": {64: (2, 4), 128: (2, 8)},
-    "absorb": {64: (2, 4), 128: (4, 8)},
-    "apply_o": {64: (2, 4), 128: (2, 4)},
-    "apply_dq": {64: (2, 4), 128: (2, 8)},
-    "apply_dkv": {64: (2, 4), 128: (2, 8)},
-    "whole_o": {64: (2, 4), 128: (2, 8)},
-    "whole_gradients": {64: (2, 4), 128: (1, 8)},
-    "square_o": {64: (2, 4), 128: (2, 4)},
-    "square_gradients": {64: (2, 4), 128: (2, 8)},
+    "walk_o": {64: Size(2, 4), 128: Size(2, 8)},
+    "walk_dq": {64: Size(2, 4), 128: Size(1, 8)},
+    "walk_dkv": {64: Size(2, 4), 128: Size(2, 8)},
+    "absorb": {64: Size(2, 4), 128: Size(4, 8)},
+    "apply_o": {64: Size(2, 4), 128: Size(2, 4)},
+    "apply_dq": {64: Size(2, 4), 128: Size(2, 8)},
+    "apply_dkv": {64: Size(2, 4), 128: Size(2, 8)},
+    "whole_o": {64: Size(2, 4), 128: Size(2, 8)},
+    "whole_gradients": {64: Size(2, 4), 128: Size(1, 8)},
+    "square_o": {64: Size(2, 4), 128: Size(2, 4)},
+    "square_gradients": {64: Size(2, 4), 128: Size(2, 8)},
 }
 
 
@@ -95,7 +104,7 @@ class Call:
         self, pieces: Pieces, begin: State | None, after: State | None, *, summed: bool = False
     ) -> None:
         """`summed`: `begin` has what each piece adds, and those before a piece are summed up by it."""
-        self.tape.start(
+        self._start(
             walk_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.mask, self.positions,
@@ -105,14 +114,14 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, summed, after is not None, *self._sizes("walk_o"),
+                self.carried, begin is not None, summed, after is not None,
             ),
         )  # fmt: skip
 
     def walk_dq(self, pieces: Pieces, begin: State | None) -> None:
         """Also makes r and e."""
         self.r, self.e = self.tape.empty(tuple(self.d.shape)), self.tape.empty(tuple(self.d.shape))
-        self.tape.start(
+        self._start(
             walk_dq, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "o", "g", "dq"), self.tensors["dq"], self.d, self.r, self.e,
@@ -122,13 +131,13 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, *self._sizes("walk_dq"),
+                self.carried, begin is not None,
             ),
         )  # fmt: skip
 
     def walk_dkv(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
         """The states are those of query heads."""
-        self.tape.start(
+        self._start(
             walk_dkv, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "g", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.r,
@@ -138,7 +147,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, after is not None, *self._sizes("walk_dkv"),
+                self.carried, begin is not None, after is not None,
             ),
         )  # fmt: skip
 
@@ -149,7 +158,7 @@ class Call:
             (self.key_heads, self.origin_k, self.tk) if what == "o" else (self.heads, self.origin_q, self.tq)
         )
         states = self._states(pieces.slots, heads)
-        self.tape.start(
+        self._start(
             absorb, heads * pieces.count,
             (
                 *(self._tiles("k", "v") if what == "o" else self._tiles("q", "g")), self.r, self.e, self.mask,
@@ -158,14 +167,14 @@ class Call:
             ),
             (
                 heads, *self.dims, self.width, what, self.packed, self.joined, self.causal, self.masked,
-                self.carried, *self._sizes("absorb"),
+                self.carried,
             ),
         )  # fmt: skip
         return states
 
     def apply_o(self, pieces: Pieces, state: State, parts: int = 0) -> None:
         """`parts`: of so many states a row the sum is applied."""
-        self.tape.start(
+        self._start(
             apply_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "o"), self.tensors["o"], self.d, self.positions, *state[:2], *pieces.tables,
@@ -174,14 +183,14 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
-                parts > 0, *self._sizes("apply_o"),
+                parts > 0,
             ),
         )  # fmt: skip
 
     def apply_dq(self, pieces: Pieces, state: State) -> Tensor:
         """Also gives R of each piece, [slots, key heads, 2 D (Dv + 1)]."""
         states = self._states(pieces.slots, self.group * self.key_heads)
-        self.tape.start(
+        self._start(
             apply_dq, self.heads * pieces.count,
             (
                 *self._tiles("q", "o", "g", "dq"), self.tensors["dq"], self.d, self.positions, *state[:2],
@@ -190,7 +199,6 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
-                *self._sizes("apply_dq"),
             ),
         )  # fmt: skip
         if self.group == 1:
@@ -199,7 +207,7 @@ class Call:
         return self.fold(states, shape, self.key_heads * states.shape[2])
 
     def apply_dkv(self, pieces: Pieces, state: State) -> None:
-        self.tape.start(
+        self._start(
             apply_dkv, self.key_heads * pieces.count,
             (
                 *self._tiles("k", "v", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.mask,
@@ -208,51 +216,50 @@ class Call:
             ),
             (
                 self.key_heads, *self.dims, self.width, self.packed, self.joined, self.masked, self.carried,
-                *self._sizes("apply_dkv"),
             ),
         )  # fmt: skip
 
     def whole_o(self) -> None:
         """Of documents that are not cut."""
-        self.tape.start(
+        self._start(
             whole_o, self.key_heads * self.pieces,
             (
                 *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.tiles, self.pieces,
                 self.theta, self.eps, self.tq,
             ),
-            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_o")),
+            (self.heads, self.group, *self.dims, self.width),
         )  # fmt: skip
 
     def whole_gradients(self) -> None:
-        self.tape.start(
+        self._start(
             whole_gradients, self.key_heads * self.pieces,
             (
                 *self._tiles("q", "k", "v", "o", "g", "dq", "dk", "dv"), self.tensors["dq"],
                 self.tensors["dk"], self.tensors["dv"], self.d, self.tiles, self.pieces, self.theta, self.eps,
                 self.tq,
             ),
-            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_gradients")),
+            (self.heads, self.group, *self.dims, self.width),
         )  # fmt: skip
 
     def square_o(self) -> None:
         """Of documents of one tile."""
-        self.tape.start(
+        self._start(
             square_o, self._in_rounds(4),
             (
                 *self._tiles("q", "k", "v"), self.tensors["o"], self.d, self.single, self.documents,
                 self.theta, self.eps, self.tq,
             ),
-            (self.heads, self.group, self.dims[1], self.width, *self._sizes("square_o")),
+            (self.heads, self.group, self.dims[1], self.width),
         )  # fmt: skip
 
     def square_gradients(self) -> None:
-        self.tape.start(
+        self._start(
             square_gradients, self._in_rounds(2),
             (
                 *self._tiles("q", "k", "v", "o", "g"), self.tensors["dq"], self.tensors["dk"],
                 self.tensors["dv"], self.d, self.single, self.documents, self.theta, self.eps, self.tq,
             ),
-            (self.heads, *self.dims, self.width, *self._sizes("square_gradients")),
+            (self.heads, *self.dims, self.width),
         )  # fmt: skip
 
     def _in_rounds(self, blocks: int) -> int:
@@ -382,8 +389,12 @@ class Call:
     def _tiles(self, *names: str) -> list[Any]:
         return [describe(self.tensors[n], CHUNK, self.width) for n in names]
 
-    def _sizes(self, kernel: str) -> tuple[int, int]:
-        return SIZES[kernel][self.width]
+    def _start(
+        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+    ) -> None:
+        """A kernel with its sizes behind the other constants."""
+        stages, warps, registers = SIZES[kernel.__name__][self.width]
+        self.tape.start(kernel, programs, arguments, (*constants, stages, warps), registers)
 
 
 def _copy(x: Tensor) -> Tensor:
