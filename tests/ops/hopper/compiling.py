@@ -25,7 +25,6 @@ class Start:
     kernel: Any
     arguments: tuple[Any, ...]
     constants: tuple[Any, ...]
-    registers: int | None
 
     @property
     def name(self) -> str:
@@ -46,8 +45,9 @@ class Start:
                 assert p.do_not_specialize, f"{self.name} would be compiled anew for every {p.name}"
                 signature[p.name] = "fp32" if isinstance(x, float) else "i32"
         source = GluonASTSource(self.kernel, signature, constants, attributes)
-        options = {"num_warps": self.constants[-1], "maxnreg": self.registers}
-        return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        return triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"num_warps": self.constants[-1]}
+        )
 
 
 @dataclass
@@ -85,10 +85,9 @@ class Recorder(Tape):
         self.found = starts
 
     def start(
-        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...],
-        registers: int | None,
-    ) -> None:  # fmt: skip
-        self.found.append(Start(kernel, arguments, constants, registers))
+        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+    ) -> None:
+        self.found.append(Start(kernel, arguments, constants))
 
     def launch(self, *arguments: Any, **options: Any) -> None:
         pass
@@ -113,7 +112,6 @@ def record(
             torch.empty(rows, dtype=torch.int64, device="meta"),
         )  # fmt: skip
     settings = (causal, 0, 2.0 * length, 1e-6)
-    run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state, False)
-    out, d, kept, *_ = run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state, True)
+    out, d, kept, *_ = run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state)
     run.backward(Recorder(starts), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, *settings)
     return starts

@@ -33,7 +33,7 @@ def listed(bounds, pieces):
     length = of_full_list(bounds[-1], documents)
     first = torch.full((documents + 1,), -1, dtype=torch.int32, device=DEVICE)
     room = torch.full((length + 16, 4), -1, dtype=torch.int32, device=DEVICE)
-    count_tiles[(1,)](cu, first, None, documents, CHUNK=64, BLOCK=16)
+    count_tiles[(1,)](cu, first, documents, CHUNK=64, BLOCK=16)
     programs = -(-length // 16)
     list_tiles[(programs + 1,)](cu, first, room, documents, length, pieces, programs, CHUNK=64, BLOCK=16)
     tiles = room[:length]
@@ -61,23 +61,6 @@ def test_the_list(bounds):
         even = min(i * each, len(tiles))
         assert even <= begin <= even + max(1, each // 8)
         assert begin == even or begin == len(tiles) or tiles[begin][1] == 0
-
-
-@cases
-def test_documents_of_one_tile_apart(bounds):
-    """They have a list of their own, and no tile in the other."""
-    from cosformer.ops.hopper.documents import count_tiles
-
-    cu, documents = torch.tensor(bounds, device=DEVICE), len(bounds) - 1
-    first = torch.full((documents + 1,), -1, dtype=torch.int32, device=DEVICE)
-    single = torch.full((documents + 1, 2), -1, dtype=torch.int32, device=DEVICE)
-    count_tiles[(1,)](cu, first, single, documents, CHUNK=64, BLOCK=16)
-    lengths = [b - a for a, b in pairwise(bounds)]
-    expected = [[a, n] for a, n in zip(bounds, lengths, strict=False) if 0 < n <= 64]
-    assert single[: len(expected)].tolist() == expected
-    assert single[documents, 0] == len(expected)
-    tiles = [0 if n <= 64 else -(-n // 64) for n in lengths]
-    assert first.tolist() == [sum(tiles[:i]) for i in range(documents + 1)]
 
 
 @cases

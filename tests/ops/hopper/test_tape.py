@@ -42,7 +42,7 @@ def test_descriptions_follow_the_tensors(starts):
     tape = Tape((q, k), torch.device("cpu"), True)
     out = tape.empty((2, 64, 2, 64), torch.bfloat16)
     described = [describe(x, 64, 64) for x in (q, out)]
-    tape.start("kernel", 1, (described[0], k, described[1], 3.0), (64,), None)
+    tape.start("kernel", 1, (described[0], k, described[1], 3.0), (64,))
     tape.finish(out)
     assert tape.complete
     for _ in range(2):

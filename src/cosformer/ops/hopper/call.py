@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
 from cosformer.ops.hopper.cutting import (
     CHUNK,
-    is_small,
     multiprocessors,
     of_full_list,
     of_list,
     to_apply,
-    to_quarter,
     to_sum,
     to_walk,
     width_of,
@@ -27,7 +25,6 @@ from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
 from cosformer.ops.hopper.launch import describe, fits
 from cosformer.ops.hopper.queries import walk_dq
-from cosformer.ops.hopper.squares import square_gradients, square_o
 from cosformer.ops.hopper.states import absorb
 from cosformer.ops.hopper.tape import Tape
 from cosformer.ops.hopper.whole import whole_o
@@ -37,28 +34,17 @@ from cosformer.ops.triton.kernels import SCANNED
 from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
 from cosformer.ops.triton.states import scan
 
-
-class Size(NamedTuple):
-    """Stages of the copies, warps, and how many registers a thread may have."""
-
-    stages: int
-    warps: int
-    registers: int | None = None
-
-
-# By kernel and width: what was fastest of what shared memory holds.
+# Stages of the copies, and warps, by kernel and width: what was fastest of what shared memory holds.
 SIZES = {
-    "walk_o": {64: Size(2, 4), 128: Size(2, 8)},
-    "walk_dq": {64: Size(2, 4), 128: Size(1, 8)},
-    "walk_dkv": {64: Size(2, 4), 128: Size(2, 8)},
-    "absorb": {64: Size(2, 4), 128: Size(4, 8)},
-    "apply_o": {64: Size(2, 4), 128: Size(2, 4)},
-    "apply_dq": {64: Size(2, 4), 128: Size(2, 8)},
-    "apply_dkv": {64: Size(2, 4), 128: Size(2, 8)},
-    "whole_o": {64: Size(2, 4), 128: Size(2, 8)},
-    "whole_gradients": {64: Size(2, 4), 128: Size(1, 8)},
-    "square_o": {64: Size(2, 4), 128: Size(2, 4)},
-    "square_gradients": {64: Size(2, 4), 128: Size(2, 8)},
+    "walk_o": {64: (2, 4), 128: (2, 8)},
+    "walk_dq": {64: (2, 4), 128: (1, 8)},
+    "walk_dkv": {64: (2, 4), 128: (2, 8)},
+    "absorb": {64: (2, 4), 128: (4, 8)},
+    "apply_o": {64: (2, 4), 128: (2, 4)},
+    "apply_dq": {64: (2, 4), 128: (2, 8)},
+    "apply_dkv": {64: (2, 4), 128: (2, 8)},
+    "whole_o": {64: (2, 4), 128: (2, 8)},
+    "whole_gradients": {64: (2, 4), 128: (1, 8)},
 }
 
 
@@ -76,7 +62,6 @@ class Call:
         self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
         self.cu, self.positions = cu_seqlens, positions
-        self.documents = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
         self.group = self.heads // self.key_heads
         self.dims = (k.shape[3], v.shape[3])
@@ -94,17 +79,13 @@ class Call:
         )  # fmt: skip
         self.causal, self.joined = causal, joined
         self.pieces, self.listed = 0, listed
-        self.single: Tensor | None = None  # documents of one tile, if they have a list of their own
         if cu_seqlens is not None and joined:
             self.pieces = of_list(self.tq, self._most_pieces)
             self.listed = self._list_tiles(cu_seqlens) if listed is None else listed
         self.tiles = None if self.listed is None else self.listed.view(torch.int32)
 
-    def walk_o(
-        self, pieces: Pieces, begin: State | None, after: State | None, *, summed: bool = False
-    ) -> None:
-        """`summed`: `begin` has what each piece adds, and those before a piece are summed up by it."""
-        self._start(
+    def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
+        self.tape.start(
             walk_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.mask, self.positions,
@@ -114,14 +95,14 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, summed, after is not None,
+                self.carried, begin is not None, after is not None, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
     def walk_dq(self, pieces: Pieces, begin: State | None) -> None:
         """Also makes r and e."""
         self.r, self.e = self.tape.empty(tuple(self.d.shape)), self.tape.empty(tuple(self.d.shape))
-        self._start(
+        self.tape.start(
             walk_dq, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "o", "g", "dq"), self.tensors["dq"], self.d, self.r, self.e,
@@ -131,13 +112,13 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None,
+                self.carried, begin is not None, *self._sizes("walk_dq"),
             ),
         )  # fmt: skip
 
     def walk_dkv(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
         """The states are those of query heads."""
-        self._start(
+        self.tape.start(
             walk_dkv, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "g", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.r,
@@ -147,7 +128,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, after is not None,
+                self.carried, begin is not None, after is not None, *self._sizes("walk_dkv"),
             ),
         )  # fmt: skip
 
@@ -158,7 +139,7 @@ class Call:
             (self.key_heads, self.origin_k, self.tk) if what == "o" else (self.heads, self.origin_q, self.tq)
         )
         states = self._states(pieces.slots, heads)
-        self._start(
+        self.tape.start(
             absorb, heads * pieces.count,
             (
                 *(self._tiles("k", "v") if what == "o" else self._tiles("q", "g")), self.r, self.e, self.mask,
@@ -167,30 +148,29 @@ class Call:
             ),
             (
                 heads, *self.dims, self.width, what, self.packed, self.joined, self.causal, self.masked,
-                self.carried,
+                self.carried, *self._sizes("absorb"),
             ),
         )  # fmt: skip
         return states
 
-    def apply_o(self, pieces: Pieces, state: State, parts: int = 0) -> None:
-        """`parts`: of so many states a row the sum is applied."""
-        self._start(
+    def apply_o(self, pieces: Pieces, state: State) -> None:
+        self.tape.start(
             apply_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "o"), self.tensors["o"], self.d, self.positions, *state[:2], *pieces.tables,
                 self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq,
-                *state[2:], parts,
+                *state[2:],
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
-                parts > 0,
+                *self._sizes("apply_o"),
             ),
         )  # fmt: skip
 
     def apply_dq(self, pieces: Pieces, state: State) -> Tensor:
         """Also gives R of each piece, [slots, key heads, 2 D (Dv + 1)]."""
         states = self._states(pieces.slots, self.group * self.key_heads)
-        self._start(
+        self.tape.start(
             apply_dq, self.heads * pieces.count,
             (
                 *self._tiles("q", "o", "g", "dq"), self.tensors["dq"], self.d, self.positions, *state[:2],
@@ -199,6 +179,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
+                *self._sizes("apply_dq"),
             ),
         )  # fmt: skip
         if self.group == 1:
@@ -207,7 +188,7 @@ class Call:
         return self.fold(states, shape, self.key_heads * states.shape[2])
 
     def apply_dkv(self, pieces: Pieces, state: State) -> None:
-        self._start(
+        self.tape.start(
             apply_dkv, self.key_heads * pieces.count,
             (
                 *self._tiles("k", "v", "dk", "dv"), self.tensors["dk"], self.tensors["dv"], self.mask,
@@ -216,57 +197,31 @@ class Call:
             ),
             (
                 self.key_heads, *self.dims, self.width, self.packed, self.joined, self.masked, self.carried,
+                *self._sizes("apply_dkv"),
             ),
         )  # fmt: skip
 
     def whole_o(self) -> None:
         """Of documents that are not cut."""
-        self._start(
+        self.tape.start(
             whole_o, self.key_heads * self.pieces,
             (
                 *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.tiles, self.pieces,
                 self.theta, self.eps, self.tq,
             ),
-            (self.heads, self.group, *self.dims, self.width),
+            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_o")),
         )  # fmt: skip
 
     def whole_gradients(self) -> None:
-        self._start(
+        self.tape.start(
             whole_gradients, self.key_heads * self.pieces,
             (
                 *self._tiles("q", "k", "v", "o", "g", "dq", "dk", "dv"), self.tensors["dq"],
                 self.tensors["dk"], self.tensors["dv"], self.d, self.tiles, self.pieces, self.theta, self.eps,
                 self.tq,
             ),
-            (self.heads, self.group, *self.dims, self.width),
+            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_gradients")),
         )  # fmt: skip
-
-    def square_o(self) -> None:
-        """Of documents of one tile."""
-        self._start(
-            square_o, self._in_rounds(4),
-            (
-                *self._tiles("q", "k", "v"), self.tensors["o"], self.d, self.single, self.documents,
-                self.theta, self.eps, self.tq,
-            ),
-            (self.heads, self.group, self.dims[1], self.width),
-        )  # fmt: skip
-
-    def square_gradients(self) -> None:
-        self._start(
-            square_gradients, self._in_rounds(2),
-            (
-                *self._tiles("q", "k", "v", "o", "g"), self.tensors["dq"], self.tensors["dk"],
-                self.tensors["dv"], self.d, self.single, self.documents, self.theta, self.eps, self.tq,
-            ),
-            (self.heads, *self.dims, self.width),
-        )  # fmt: skip
-
-    def _in_rounds(self, blocks: int) -> int:
-        """As many blocks as are at work at a time, so many a multiprocessor (half of it where W = 128); each
-        takes one head."""
-        at_a_time = blocks * 64 // self.width * multiprocessors(self.device)
-        return self.heads * max(1, at_a_time // self.heads)
 
     def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
         """Sums over groups of `width` numbers."""
@@ -307,13 +262,6 @@ class Call:
     def pieces_to_apply(self, heads: int, length: int) -> Pieces:
         return self._cut(to_apply, heads, length)
 
-    def quarters(self, heads: int, length: int) -> Pieces:
-        return self._cut(to_quarter, heads, length)
-
-    @property
-    def is_small(self) -> bool:
-        return is_small(self.rows * self.heads, max(self.tq, self.tk), self.device, self.width)
-
     def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
         if self.joined:  # a piece has two parts of documents that are cut, and a walk begins or ends in one
             count = self.pieces if self.causal else 2 * self.pieces
@@ -336,9 +284,7 @@ class Call:
         length = of_full_list(self.tq, documents)
         first, tiles = self.tape.empty((documents + 1,), torch.int32), self.tape.empty((length, 4))
         sizes = {"CHUNK": CHUNK, "BLOCK": LISTED, "num_warps": 4}
-        if not self.causal and self.group == 1:
-            self.single = self.tape.empty((documents + 1, 2), torch.int32)
-        self.tape.launch(count_tiles, 1, cu, first, self.single, documents, **sizes)
+        self.tape.launch(count_tiles, 1, cu, first, documents, **sizes)
         programs = -(-length // LISTED)
         self.tape.launch(
             list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles.view(torch.int32),
@@ -389,12 +335,8 @@ class Call:
     def _tiles(self, *names: str) -> list[Any]:
         return [describe(self.tensors[n], CHUNK, self.width) for n in names]
 
-    def _start(
-        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
-    ) -> None:
-        """A kernel with its sizes behind the other constants."""
-        stages, warps, registers = SIZES[kernel.__name__][self.width]
-        self.tape.start(kernel, programs, arguments, (*constants, stages, warps), registers)
+    def _sizes(self, kernel: str) -> tuple[int, int]:
+        return SIZES[kernel][self.width]
 
 
 def _copy(x: Tensor) -> Tensor:

@@ -31,29 +31,17 @@ CHAINED = 2048  # numbers a program of `chain` holds
 
 
 @triton.jit(do_not_specialize=["documents"])
-def count_tiles(CU, FIRST, SINGLE, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """FIRST [documents + 1]: how many tiles the documents before each one have. Those of one tile have none
-    where there is a list for them: SINGLE [documents + 1, 2], of squares.py. One program."""
+def count_tiles(CU, FIRST, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """FIRST [documents + 1]: how many tiles the documents before each one have. One program."""
     total = 0
-    singles = 0
     for i in range(0, documents, BLOCK):
         document = i + tl.arange(0, BLOCK)
         inside = document < documents
         begin = tl.load(CU + document, mask=inside, other=0).to(tl.int32)
-        length = tl.load(CU + document + 1, mask=inside, other=0).to(tl.int32) - begin
-        n = tl.cdiv(length, CHUNK)
-        if SINGLE is not None:
-            single = (n == 1).to(tl.int32)
-            at = SINGLE + 2 * (singles + tl.cumsum(single, 0) - single)
-            tl.store(at, begin, mask=inside & (single > 0))
-            tl.store(at + 1, length, mask=inside & (single > 0))
-            singles += tl.sum(single, 0)
-            n -= single
+        n = tl.cdiv(tl.load(CU + document + 1, mask=inside, other=0).to(tl.int32) - begin, CHUNK)
         tl.store(FIRST + document, total + tl.cumsum(n, 0) - n, mask=inside)
         total += tl.sum(n, 0)
     tl.store(FIRST + documents, total)
-    if SINGLE is not None:
-        tl.store(SINGLE + 2 * documents, singles)
 
 
 @triton.jit(do_not_specialize=["documents", "length", "pieces", "programs"])

@@ -53,17 +53,14 @@ def _strides(x: Tensor) -> list[int]:
     return [*strides, x.stride(3)]
 
 
-def start(
-    kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...], registers: int | None
-) -> Any:
+def start(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]) -> Any:
     """`arguments`, then `constants`, in the order of the kernel's parameters; the last constant is the
-    number of warps, whose threads may have so many `registers`. Gives what was compiled."""
+    number of warps. Gives what was compiled."""
     device = torch.cuda.current_device()
     key = (kernel, constants, device)
     compiled = _compiled.get(key)
     if compiled is None:
-        options = {"num_warps": constants[-1]} | ({} if registers is None else {"maxnreg": registers})
-        compiled = _compiled[key] = kernel[(programs,)](*arguments, *constants, **options)
+        compiled = _compiled[key] = kernel[(programs,)](*arguments, *constants, num_warps=constants[-1])
         return compiled
     stream = torch._C._cuda_getCurrentRawStream(device)
     compiled.run(

@@ -15,11 +15,9 @@ from cosformer.ops.triton import tape as portable
 
 class Tape(portable.Tape):
     def start(
-        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...],
-        registers: int | None,
-    ) -> None:  # fmt: skip
-        compiled = start(kernel, programs, arguments, constants, registers)
-        self.write(compiled, programs, (*arguments, *constants))
+        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
+    ) -> None:
+        self.write(start(kernel, programs, arguments, constants), programs, (*arguments, *constants))
 
     def description(
         self, x: Any, compiled: Any, number: int

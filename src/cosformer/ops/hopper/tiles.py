@@ -47,17 +47,14 @@ def left(PRODUCT):
 
 @gluon.constexpr_function
 def lines(W, WARPS):
-    """The layout of a tile as it is read from memory: 16 bytes a thread; 8 where eight warps share 64
-    columns, so that z has no more partial sums than with four."""
-    if W == 64 and WARPS == 8:
-        return gl.BlockedLayout([1, 4], [4, 8], [4, 2], [1, 0])
+    """The layout of a tile as it is read from memory: 16 bytes a thread."""
     return gl.BlockedLayout([1, 8], [32 // (W // 8), W // 8], [WARPS, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def runs(W, WARPS):
     """How many rows a round of `lines` covers: the partial sums of z."""
-    return 16 if W == 64 else WARPS * (32 // (W // 8))
+    return WARPS * (32 // (W // 8))
 
 
 @gluon.constexpr_function
@@ -189,25 +186,6 @@ def matrix(S, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr, LAYOUT
     i = gl.arange(0, W, layout=of_rows(LAYOUT))
     j = gl.arange(0, W, layout=of_columns(LAYOUT))
     return S + i[:, None] * WIDTH + j[None, :], (i < HEIGHT)[:, None] & (j < WIDTH)[None, :]
-
-
-@gluon.jit
-def summed(at, inside, count, step):
-    """The sum of `count` matrices, `step` numbers apart, one after the other."""
-    x = gl.load(at, mask=inside & (count > 0), other=0.0)
-    for i in range(1, count):
-        x += gl.load(at + i * step, mask=inside, other=0.0)
-    return x
-
-
-@gluon.jit
-def summed_and_spread(Z, count, step, ROWS: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr,
-                      LAYOUT: gl.constexpr):  # fmt: skip
-    """As `spread`, of the sum of `count` vectors."""
-    x = gl.zeros([ROWS, W], gl.float32, LAYOUT)
-    for i in range(count):
-        x += spread(Z + i * step, ROWS, WIDTH, W, LAYOUT)
-    return x
 
 
 @gluon.jit
