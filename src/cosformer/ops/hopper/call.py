@@ -209,7 +209,7 @@ class Call:
                 *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.tiles, self.pieces,
                 self.theta, self.eps, self.tq,
             ),
-            (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_o")),
+            (self.heads, self.group, self.dims[1], self.width, *self._sizes("whole_o")),
         )  # fmt: skip
 
     def whole_gradients(self) -> None:

@@ -71,7 +71,7 @@ def list_tiles(
     tl.store(at, (begin + before) * there, mask=inside)
     tl.store(at + 1, before * there, mask=inside)
     tl.store(at + 2, rest * there, mask=inside)
-    tl.store(at + 3, 0 * there, mask=inside & (tile > pieces))
+    tl.store(at + 3, 0, mask=inside & (tile > pieces))
     far = tl.cdiv(rest, CHUNK)
     near = (tile < total) & (before > 0) & (far <= tl.maximum(each // 8, 1))
     tl.store(TILES + 4 * piece + 3, tile + tl.where(near, far, 0), mask=(piece >= 0) & (piece <= pieces))

@@ -83,14 +83,13 @@ def _shapes(
     keep: bool,
 ) -> tuple[Shape, Shape]:  # fmt: skip
     (batch, tq, heads, d), dv = q.shape, v.shape[3]
-    kept: Shape = (0,)
+    of_d = (batch, heads, tq)
     if not keep or not run.is_kept(cu_seqlens, causal, states):
-        pass
-    elif cu_seqlens is not None:
-        kept = (of_full_list(tq, cu_seqlens.shape[0] - 1), 4)
-    elif count := states_to_keep(batch, heads, tq, q.device, width_of(d, dv)) if causal else batch:
-        kept = (count, k.shape[2], 2 * d * (dv + 1))
-    return (batch, heads, tq), kept
+        return of_d, (0,)
+    if cu_seqlens is not None:
+        return of_d, (of_full_list(tq, cu_seqlens.shape[0] - 1), 4)
+    kept = states_to_keep(batch, heads, tq, q.device, width_of(d, dv)) if causal else batch
+    return of_d, (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
 
 
 def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:

@@ -164,7 +164,7 @@ def give_o(
 @gluon.jit(do_not_specialize=RUNTIME)
 def whole_o(
     q, k, v, o, O, DEN, TILES, pieces, theta, eps, tokens, HEADS: gl.constexpr, GROUP: gl.constexpr,
-    D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: query heads."""
     RUNS: gl.constexpr = runs(W, WARPS)
