@@ -59,7 +59,7 @@ class Contender:
     name: str
     title: str
     attend: Attend
-    computes: Literal["cosformer", "softmax", "part"] = "cosformer"
+    computes: Literal["cosformer", "roughly cosformer", "softmax", "part"] = "cosformer"
     modes: tuple[str, ...] = MODES
     longest: int | None = None
     """Quadratic ones are not asked for more: hours would pass and the curve is known."""

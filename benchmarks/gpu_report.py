@@ -94,6 +94,15 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
         parts += ["## Not run", "\n".join(f"- {line}" for line in skipped)]
     versions = ", ".join(f"{n} {v}" for n, v in data["versions"].items())
     parts += ["## The machine", f"{versions}; commit {commit_words(data['commit'])}; {data['date']}."]
+    judged = {v["contender"] for v in data["gpu"]["gate"]}
+    timed = {p["contender"] for p in data["gpu"]["parts"]}
+    if timed - judged:
+        parts.append(f"Timed, not judged: {'; '.join(NAMES[n] for n in NAMES if n in timed - judged)}.")
+    if data["gpu"].get("tuning"):
+        spent = next(iter(data["gpu"]["tuning"].values()))
+        parts.append(
+            f"flash-linear-attention tunes itself: {spent['warmup']} + {spent['rep']} ms for each candidate."
+        )
     for name, reason in data["gpu"]["absent"].items():
         parts.append(f"Not in this run: {name} ({reason}).")
     if not data["gpu"].get("finished", True):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from benchmarks import gpu, gpu_report
 from benchmarks import operator as command
 from benchmarks.contenders import Contender, Shape, operator
+from benchmarks.gate import admit
 from benchmarks.gpu_plot import crossover, draw
 from benchmarks.gpu_targets import targets
 from benchmarks.record import new_record
@@ -160,6 +161,26 @@ def test_no_option_is_ignored(option, capsys):
     assert left.value.code == 2
     assert f"{option[0]} is for a CPU" in capsys.readouterr().err
     command.refuse_shapes(p, p.parse_args(["--device", "cuda", "--seconds", "0.1", "--out", "x"]))
+
+
+def test_an_error_that_is_told_and_not_judged(monkeypatch):
+    """What others compute roughly may be timed, with its error beside it; what refuses may not."""
+    monkeypatch.setattr("benchmarks.gate.LENGTHS", (9,))
+
+    def refuses(q, k, v, causal):
+        raise ValueError("not here")
+
+    rough, strict = (
+        Contender("fla", "fla", lambda q, k, v, causal: v, computes=computes)
+        for computes in ("roughly cosformer", "cosformer")
+    )
+    admitted, (said,) = admit([rough], SHAPE)
+    assert admitted == [rough]
+    assert said["verdict"] == "passed"
+    assert said["reason"].startswith("not held to the tolerance: ")
+    assert max(c["error"] for c in said["checks"]) > 0.1
+    assert admit([strict], SHAPE)[0] == []
+    assert admit([replace(rough, attend=refuses)], SHAPE)[0] == []
 
 
 def test_a_run_that_was_stopped_goes_on(record, monkeypatch, tmp_path):
