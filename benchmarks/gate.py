@@ -58,7 +58,7 @@ def examine(contender: Contender, shape: Shape) -> dict[str, Any]:
             small = Shape(min(shape.batch, 2), length, shape.heads, shape.dim, shape.dtype, shape.device)
             try:
                 compare(record, contender, _JUDGE, small.inputs(), mode)
-            except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+            except (ValueError, TypeError, RuntimeError, NotImplementedError, ImportError) as error:
                 said = " ".join(str(error).split("\n\n")[0].split())
                 return {**record, "verdict": "refused", "reason": f"{type(error).__name__}: {said}"}
     return record

@@ -278,10 +278,11 @@ def main() -> None:
     args = p.parse_args()
     if args.render:
         data = earlier(p, args.render)
-        if data["format"] == gpu_report.FORMAT:
-            write_gpu(data, folder_for(p, args.out or args.render.parent), args.render.stem)
-            return
-        write(data, folder_for(p, args.out or args.render.parent), args.render.stem)
+        render = write_gpu if data["format"] == gpu_report.FORMAT else write
+        try:
+            render(data, folder_for(p, args.out or args.render.parent), args.render.stem)
+        except (KeyError, TypeError) as error:
+            p.error(f"--render {args.render} is not a whole record of this benchmark: {error} is not in it")
         return
     shape, lengths = settings(p, args)
     if shape.device.type == "cuda":

@@ -11,6 +11,7 @@ import torch
 from benchmarks import gpu_report
 from benchmarks.contenders import Contender, Shape, authors_form, operator, softmax
 from benchmarks.gate import admit, examine
+from benchmarks.record import FORMAT
 from benchmarks.report import to_markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,17 @@ def test_a_mistake_is_one_sentence(arguments, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", [FORMAT, gpu_report.FORMAT])
+def test_half_a_record_is_a_mistake(kind, tmp_path):
+    path = tmp_path / "half.json"
+    path.write_text(json.dumps({"format": kind, "date": "2026-01-01", "hardware": {"gpu": "A GPU"}}))
+    done = run("--render", str(path))
+    assert done.returncode == 2
+    assert "is not a whole record of this benchmark" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

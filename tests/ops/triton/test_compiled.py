@@ -76,10 +76,12 @@ def constants(launch):
 for causal in (True, False):
     found = [{constants(x) for x in record(64, causal, n, batch=1)} for n in (999, 4096, 70001)]
     assert found[0] == found[1] == found[2], found
+    found = [{constants(x) for x in record(64, causal, 4096, batch=b)} for b in (1, 2, 3)]
+    assert found[0] == found[1] == found[2], found
 print("the same")
 """
 )
 
 
-def test_no_length_is_among_what_is_compiled():
+def test_no_length_and_no_batch_is_among_what_is_compiled():
     assert run(LENGTHS) == ["the same"]
