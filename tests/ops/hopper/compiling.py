@@ -112,6 +112,7 @@ def record(
             torch.empty(rows, dtype=torch.int64, device="meta"),
         )  # fmt: skip
     settings = (causal, 0, 2.0 * length, 1e-6)
-    out, d, kept, *_ = run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state)
+    run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state, False)
+    out, d, kept, *_ = run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state, True)
     run.backward(Recorder(starts), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, *settings)
     return starts

@@ -33,9 +33,11 @@ def listed(bounds, pieces):
     length = of_full_list(bounds[-1], documents)
     first = torch.full((documents + 1,), -1, dtype=torch.int32, device=DEVICE)
     room = torch.full((length + 16, 4), -1, dtype=torch.int32, device=DEVICE)
-    count_tiles[(1,)](cu, first, documents, CHUNK=64, BLOCK=16)
+    count_tiles[(1,)](cu, first, None, documents, CHUNK=64, BLOCK=4, EACH=3)
     programs = -(-length // 16)
-    list_tiles[(programs + 1,)](cu, first, room, documents, length, pieces, programs, CHUNK=64, BLOCK=16)
+    list_tiles[(programs + 1,)](
+        cu, first, room, None, documents, length, pieces, programs, bounds[-1], CHUNK=64, BLOCK=16
+    )
     tiles = room[:length]
     begins = tiles[: pieces + 1, 3].tolist()
     # What is kept for a backward has nothing in it that was not written.
@@ -59,8 +61,49 @@ def test_the_list(bounds):
     assert begins[3] == len(tiles)
     for i, begin in enumerate(begins[1:3], 1):
         even = min(i * each, len(tiles))
-        assert even <= begin <= even + max(1, each // 8)
+        assert even <= begin <= even + max(1, each // 8, min(each // 4, 7))
         assert begin == even or begin == len(tiles) or tiles[begin][1] == 0
+
+
+@cases
+def test_neighbours_of_one_tile_are_a_group(bounds):
+    """As long as they fit into a tile, and four documents long; they have no tile in the other list."""
+    from cosformer.ops.hopper.documents import count_tiles
+
+    cu, documents = torch.tensor(bounds, device=DEVICE), len(bounds) - 1
+    first = torch.full((documents + 1,), -1, dtype=torch.int32, device=DEVICE)
+    groups = torch.full((2, documents + 1, 2), -1, dtype=torch.int32, device=DEVICE)
+    count_tiles[(1,)](cu, first, groups, documents, CHUNK=64, BLOCK=2, EACH=4)
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    tiles = [0 if n <= 64 else -(-n // 64) for n in lengths]
+    assert first.tolist() == [sum(tiles[:i]) for i in range(documents + 1)]
+    alone = [(begin, n) for begin, n in zip(bounds, lengths, strict=False) if 0 < n <= 64]
+    shared: list[tuple[int, int]] = []
+    for i, (begin, end) in enumerate(pairwise(bounds)):
+        if not 0 < end - begin <= 64:
+            continue
+        joined = shared and shared[-1][0] >= bounds[i // 4 * 4] and sum(shared[-1]) == begin
+        if joined and end - shared[-1][0] <= 64:
+            begin = shared.pop()[0]
+        shared.append((begin, end - begin))
+    for expected, found in ((shared, groups[0]), (alone, groups[1])):
+        assert found[: len(expected)].tolist() == [list(group) for group in expected]
+    # Documents alone are only done if a group held NaN.
+    assert groups[:, documents].tolist() == [[len(shared), groups[0, documents, 1]], [0, len(alone)]]
+
+
+@cases
+def test_where_the_document_of_each_token_begins(bounds):
+    from cosformer.ops.hopper.documents import list_tiles
+
+    cu, documents, tokens = torch.tensor(bounds, device=DEVICE), len(bounds) - 1, bounds[-1]
+    first, tiles = (torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (documents + 1, 64))
+    begins = torch.full((tokens + 16,), -1, dtype=torch.int32, device=DEVICE)
+    list_tiles[(2 - -tokens // 16,)](
+        cu, first, tiles, begins, documents, 16, 3, 1, tokens, CHUNK=64, BLOCK=16
+    )  # fmt: skip
+    assert begins[:tokens].tolist() == [begin for begin, end in pairwise(bounds) for _ in range(begin, end)]
+    assert (begins[tokens:] == -1).all()
 
 
 @cases

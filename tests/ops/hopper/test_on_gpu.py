@@ -140,6 +140,30 @@ def test_a_document_of_nan_changes_no_other(dim, causal, cut):
         assert torch.equal(well[:, ~sick], ill[:, ~sick])
 
 
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("what", "qkvg")
+def test_nan_of_a_short_document_stays_in_it(what, dim):
+    """Neighbours that share its tile are done again without it."""
+    bounds = [0, 20, 33, 50, 150, 170, 234, 240]
+    cu = torch.tensor(bounds, device="cuda")
+    x = dict(zip("qkvg", torch.randn(4, 1, 240, 2, dim, device="cuda", dtype=torch.bfloat16), strict=True))
+
+    def made():
+        leaves = [x[n].clone().requires_grad_() for n in "qkv"]
+        out = cosformer_attention(*leaves, cu_seqlens=cu, horizon=240, backend="hopper")
+        return (out.detach(), *torch.autograd.grad(out, leaves, x["g"]))
+
+    well = made()
+    x[what][0, 25, 1, 3] = torch.nan
+    ill = made()
+    own = torch.zeros(240, 2, dtype=torch.bool, device="cuda")
+    own[20:33, 1] = True
+    for a, b in zip(well, ill, strict=True):
+        assert b[:, ~own].isfinite().all()
+        torch.testing.assert_close(a[:, ~own], b[:, ~own], atol=2e-2, rtol=2e-2)
+    assert any(y[:, own].isnan().any() for y in ill)
+
+
 def test_nan_in_a_real_token_is_not_hidden():
     case = make(tq=200, dim=64, causal=True, dtype=torch.bfloat16).on("cuda")
     for name in "qkv":
@@ -317,6 +341,20 @@ def test_calls_played_again(causal):
         exact = results(in_double(x), "chunked", grad, causal=causal)
         for truth, mine in zip(exact, results(x, "hopper", grad, causal=causal), strict=True):
             assert distance(mine, truth) <= 5e-3
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dim"), [(512, 2, 64), (700, 4, 128), (2048, 16, 64), (8192, 8, 40)]
+)
+def test_inference_sums_up_states_where_they_are_used(tokens, heads, dim, causal):
+    """A start less; the same sums in the same order where the pieces are the same."""
+    x = [y.detach() for y in inputs(2, tokens, heads, dim)]
+    found = cosformer_attention(*x, causal=causal, backend="hopper")
+    kept = cosformer_attention(*(y.requires_grad_() for y in x), causal=causal, backend="hopper").detach()
+    assert distance(found, kept) <= 5e-3
+    if causal:
+        assert torch.equal(found, kept)
 
 
 @both_ways

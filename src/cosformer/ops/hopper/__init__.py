@@ -11,6 +11,7 @@ apply.py     bidirectional and cross attention; apply_gradients.py: their gradie
 documents.py packed documents as one list of tiles
 whole.py     bidirectional attention of packed documents, state and rows by the same block;
              whole_gradients.py: its gradients
+squares.py   the same of documents of one tile, and their gradients: squares instead of states
 cutting.py   how sequences are cut so that the whole GPU has work
 launch.py    what the copy engine must know of a tensor; Triton's launcher without its binder
 tape.py      calls written down once and played again

@@ -36,13 +36,27 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     spread,
+    summed,
+    summed_and_spread,
     sync,
     turned,
 )
 
-RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "s_stride",
-           "z_stride"]  # fmt: skip
+RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "s_stride", "z_stride",
+           "states"]  # fmt: skip
 PARTS = gl.constexpr(16)  # columns of the product with z
+
+
+@gluon.jit
+def settle_sum(S, Z, count, apart, sc_room, ss_room, zc_room, zs_room, D: gl.constexpr, DV: gl.constexpr,
+               W: gl.constexpr, LINES: gl.constexpr):  # fmt: skip
+    """As `settle`, of the sum of `count` states that lie so many numbers apart."""
+    at, inside = matrix(S, D, DV, W, LINES)
+    sc_room.index(0).store(summed(at, inside, count, apart).to(gl.bfloat16))
+    ss_room.index(0).store(summed(at + D * DV, inside, count, apart).to(gl.bfloat16))
+    zc_room.index(0).store(summed_and_spread(Z, count, apart, PARTS, D, W, LINES).to(gl.bfloat16))
+    zs_room.index(0).store(summed_and_spread(Z + D, count, apart, PARTS, D, W, LINES).to(gl.bfloat16))
+    fence_async_shared()
 
 
 @gluon.jit
@@ -61,10 +75,11 @@ def settle(S, Z, index, s_stride, z_stride, sc_room, ss_room, zc_room, zs_room, 
 @gluon.jit(do_not_specialize=RUNTIME)
 def apply_o(
     q, o, O, DEN, POSITIONS, S, Z, CU, DOCUMENT, FIRST, SLOT, TILES, origin, length, pieces, size, theta,
-    eps, tokens, s_stride, z_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
+    eps, tokens, s_stride, z_stride, states, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr,
     DV: gl.constexpr, W: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, CARRIED: gl.constexpr,
-    STAGES: gl.constexpr, WARPS: gl.constexpr,
+    SUMMED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
+    """SUMMED: a row has so many `states`, whose sum is applied."""
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     NARROW: gl.constexpr = product(CHUNK, PARTS, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
@@ -89,8 +104,14 @@ def apply_o(
     if chunks > 0:
         if CARRIED:
             origin += gl.load(POSITIONS + row).to(gl.int32)
-        settle(S, Z, row * (HEADS // GROUP) + head // GROUP, s_stride, z_stride, sc_room, ss_room, zc_room,
-               zs_room, D, DV, W, LINES)  # fmt: skip
+        if SUMMED:
+            apart = (HEADS // GROUP) * s_stride.to(gl.int64)
+            first_state = row * states * apart + head // GROUP * s_stride
+            settle_sum(S + first_state, Z + first_state, states, apart, sc_room, ss_room, zc_room, zs_room, D,
+                       DV, W, LINES)  # fmt: skip
+        else:
+            settle(S, Z, row * (HEADS // GROUP) + head // GROUP, s_stride, z_stride, sc_room, ss_room,
+                   zc_room, zs_room, D, DV, W, LINES)  # fmt: skip
     of_q = gl.arange(0, CHUNK, layout=of_rows(left(RESULT)))
     of_o = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)

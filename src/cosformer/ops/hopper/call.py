@@ -11,20 +11,32 @@ from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
 from cosformer.ops.hopper.cutting import (
     CHUNK,
+    is_small,
     multiprocessors,
     of_full_list,
     of_list,
     to_apply,
+    to_quarter,
     to_sum,
     to_walk,
     width_of,
 )
-from cosformer.ops.hopper.documents import CHAINED, LISTED, chain, count_tiles, join, list_tiles
+from cosformer.ops.hopper.documents import (
+    CHAINED,
+    COUNTED,
+    EACH,
+    LISTED,
+    chain,
+    count_tiles,
+    join,
+    list_tiles,
+)
 from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
 from cosformer.ops.hopper.launch import describe, fits
 from cosformer.ops.hopper.queries import walk_dq
+from cosformer.ops.hopper.squares import square_gradients, square_o
 from cosformer.ops.hopper.states import absorb
 from cosformer.ops.hopper.tape import Tape
 from cosformer.ops.hopper.whole import whole_o
@@ -45,6 +57,8 @@ SIZES = {
     "apply_dkv": {64: (2, 4), 128: (2, 8)},
     "whole_o": {64: (2, 4), 128: (2, 8)},
     "whole_gradients": {64: (2, 4), 128: (1, 8)},
+    "square_o": {64: (2, 4), 128: (2, 4)},
+    "square_gradients": {64: (2, 4), 128: (2, 8)},
 }
 
 
@@ -62,6 +76,7 @@ class Call:
         self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
         self.cu, self.positions = cu_seqlens, positions
+        self.documents = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
         self.group = self.heads // self.key_heads
         self.dims = (k.shape[3], v.shape[3])
@@ -79,12 +94,16 @@ class Call:
         )  # fmt: skip
         self.causal, self.joined = causal, joined
         self.pieces, self.listed = 0, listed
+        self.groups: tuple[Tensor, Tensor] | None = None  # of short documents; where each token's begins
         if cu_seqlens is not None and joined:
             self.pieces = of_list(self.tq, self._most_pieces)
             self.listed = self._list_tiles(cu_seqlens) if listed is None else listed
         self.tiles = None if self.listed is None else self.listed.view(torch.int32)
 
-    def walk_o(self, pieces: Pieces, begin: State | None, after: State | None) -> None:
+    def walk_o(
+        self, pieces: Pieces, begin: State | None, after: State | None, *, summed: bool = False
+    ) -> None:
+        """`summed`: `begin` has what each piece adds, and those before a piece are summed up by it."""
         self.tape.start(
             walk_o, self.heads * pieces.count,
             (
@@ -95,7 +114,7 @@ class Call:
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, after is not None, *self._sizes("walk_o"),
+                self.carried, begin is not None, summed, after is not None, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
@@ -153,17 +172,18 @@ class Call:
         )  # fmt: skip
         return states
 
-    def apply_o(self, pieces: Pieces, state: State) -> None:
+    def apply_o(self, pieces: Pieces, state: State, parts: int = 0) -> None:
+        """`parts`: of so many states a row the sum is applied."""
         self.tape.start(
             apply_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "o"), self.tensors["o"], self.d, self.positions, *state[:2], *pieces.tables,
                 self.tiles, self.origin_q, self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq,
-                *state[2:],
+                *state[2:], parts,
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.carried,
-                *self._sizes("apply_o"),
+                parts > 0, *self._sizes("apply_o"),
             ),
         )  # fmt: skip
 
@@ -206,8 +226,8 @@ class Call:
         self.tape.start(
             whole_o, self.key_heads * self.pieces,
             (
-                *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.tiles, self.pieces,
-                self.theta, self.eps, self.tq,
+                *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.tiles,
+                self.pieces, self.theta, self.eps, self.tq,
             ),
             (self.heads, self.group, self.dims[1], self.width, *self._sizes("whole_o")),
         )  # fmt: skip
@@ -222,6 +242,35 @@ class Call:
             ),
             (self.heads, self.group, *self.dims, self.width, *self._sizes("whole_gradients")),
         )  # fmt: skip
+
+    def square_o(self, groups: tuple[Tensor, Tensor]) -> None:
+        """Of documents of at most one tile: in groups, and again alone if one of them held NaN."""
+        for again, programs in enumerate(self._in_rounds(4)):
+            self.tape.start(
+                square_o, programs,
+                (
+                    *self._tiles("q", "k", "v"), self.tensors["o"], self.d, *groups, self.documents, again,
+                    self.theta, self.eps, self.tq,
+                ),
+                (self.heads, self.dims[1], self.width, *self._sizes("square_o")),
+            )  # fmt: skip
+
+    def square_gradients(self, groups: tuple[Tensor, Tensor]) -> None:
+        for again, programs in enumerate(self._in_rounds(2)):
+            self.tape.start(
+                square_gradients, programs,
+                (
+                    *self._tiles("q", "k", "v", "o", "g"), self.tensors["dq"], self.tensors["dk"],
+                    self.tensors["dv"], self.d, *groups, self.documents, again, self.theta, self.eps, self.tq,
+                ),
+                (self.heads, *self.dims, self.width, *self._sizes("square_gradients")),
+            )  # fmt: skip
+
+    def _in_rounds(self, blocks: int) -> tuple[int, int]:
+        """As many blocks as are at work at a time, so many a multiprocessor (half of it where W = 128), each
+        for one head; and a few, for what is hardly ever to be done."""
+        at_a_time = blocks * 64 // self.width * multiprocessors(self.device)
+        return self.heads * max(1, at_a_time // self.heads), self.heads
 
     def fold(self, parts: Tensor, shape: tuple[int, ...], width: int) -> Tensor:
         """Sums over groups of `width` numbers."""
@@ -262,6 +311,13 @@ class Call:
     def pieces_to_apply(self, heads: int, length: int) -> Pieces:
         return self._cut(to_apply, heads, length)
 
+    def quarters(self, heads: int, length: int) -> Pieces:
+        return self._cut(to_quarter, heads, length)
+
+    @property
+    def is_small(self) -> bool:
+        return is_small(self.rows * self.heads, max(self.tq, self.tk), self.device, self.width)
+
     def _cut(self, rule: Callable[..., int], heads: int, length: int, every: bool = True) -> Pieces:
         if self.joined:  # a piece has two parts of documents that are cut, and a walk begins or ends in one
             count = self.pieces if self.causal else 2 * self.pieces
@@ -283,12 +339,19 @@ class Call:
         documents = cu.shape[0] - 1
         length = of_full_list(self.tq, documents)
         first, tiles = self.tape.empty((documents + 1,), torch.int32), self.tape.empty((length, 4))
-        sizes = {"CHUNK": CHUNK, "BLOCK": LISTED, "num_warps": 4}
-        self.tape.launch(count_tiles, 1, cu, first, documents, **sizes)
-        programs = -(-length // LISTED)
+        groups = begins = None
+        if not self.causal and self.group == 1:
+            groups, begins = (self.tape.empty(n, torch.int32) for n in ((2, documents + 1, 2), (self.tq,)))
+            self.groups = groups, begins
         self.tape.launch(
-            list_tiles, programs - (-(self.pieces + 1) // LISTED), cu, first, tiles.view(torch.int32),
-            documents, length, self.pieces, programs, **sizes,
+            count_tiles, 1, cu, first, groups, documents, CHUNK=CHUNK, BLOCK=COUNTED, EACH=EACH, num_warps=4
+        )
+        programs, more = -(-length // LISTED), -(-(self.pieces + 1) // LISTED)
+        if begins is not None:
+            more += -(-self.tq // LISTED)
+        self.tape.launch(
+            list_tiles, programs + more, cu, first, tiles.view(torch.int32), begins, documents,
+            length, self.pieces, programs, self.tq, CHUNK=CHUNK, BLOCK=LISTED, num_warps=4,
         )  # fmt: skip
         return tiles
 

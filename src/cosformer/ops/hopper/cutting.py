@@ -11,6 +11,7 @@ import torch
 
 CHUNK = 64
 SHORTEST = 256  # tokens: below this a piece's state weighs as much as its rows
+FEW = {64: 8, 128: 4}  # by width: pieces of a row that sum up the states of those before them themselves
 APPLIED = {64: 512, 128: 2048}  # by width: tokens a block applies a state to, where there are enough
 
 
@@ -56,6 +57,16 @@ def of_full_list(length: int, documents: int) -> int:
 def to_sum(there: int, length: int, device: torch.device, width: int) -> int:
     blocks = at_work(device, width)
     return _size(length, 1 if there >= 0.95 * blocks else -(-2 * blocks // there), SHORTEST)
+
+
+def is_small(there: int, length: int, device: torch.device, width: int) -> bool:
+    """Rows so few and short that to start a kernel takes longer than to sum up their states, of quarters,
+    wherever these are applied."""
+    return 8 * there <= at_work(device, width) and 2 * SHORTEST <= length <= 8 * SHORTEST
+
+
+def to_quarter(there: int, length: int, device: torch.device, width: int) -> int:
+    return _size(length, 4, SHORTEST)
 
 
 def to_apply(there: int, length: int, device: torch.device, width: int) -> int:

@@ -13,7 +13,8 @@ A piece begins where a document ends, if one ends nearby; else that document is 
 begins inside of a document needs the state of what lies before it: `absorb` (states.py) sums up the tiles of
 that document in each piece, `chain` adds these up over the pieces. Bidirectional, documents that are cut go
 through states in memory like long rows (`absorb`, `join`, apply.py), all others through whole.py. Where
-nothing is cut, these kernels find nothing to do.
+nothing is cut, these kernels find nothing to do. Bidirectional and with as many key heads as query heads,
+documents of one tile are not in this list at all: neighbours share a tile, and squares.py keeps them apart.
 
 Everything is made on the device, from bounds nobody has to look at: what is started depends on shapes alone.
 """
@@ -26,55 +27,126 @@ from triton.experimental.gluon import language as gl
 from cosformer.ops.hopper.tiles import CHUNK as TILE
 from cosformer.ops.hopper.tiles import locate
 
-LISTED = 256  # documents, or tiles, a program takes at a time
+LISTED = 256  # tiles or tokens a program of `list_tiles` takes
+COUNTED = 128  # numbers of `count_tiles`
+EACH = 16  # documents in turn for each of them
+AS_LONG = tl.constexpr(7)  # tiles: to cut a document takes the time of so many
 CHAINED = 2048  # numbers a program of `chain` holds
 
 
+@triton.jit
+def _next_document(CU, document, documents, begin, opened, CHUNK: tl.constexpr, GROUPED: tl.constexpr):
+    """Of a document: its beginning and end, how many tiles it has, whether it goes into a group and begins
+    one; and where that group begins, and whether the document after it can join it."""
+    start = tl.load(CU + document, mask=document < documents, other=0).to(tl.int32)
+    end = tl.load(CU + document + 1, mask=document < documents, other=0).to(tl.int32)
+    tiles = tl.cdiv(end - start, CHUNK)
+    grouped = tiles == (1 if GROUPED else -1)
+    begins = grouped & ((opened == 0) | (end - begin > CHUNK))
+    begin = tl.where(begins, start, begin)
+    opened = tl.where(tiles == 0, opened, grouped.to(tl.int32))
+    return start, end, tl.where(grouped, 0, tiles), grouped, begins, begin, opened
+
+
 @triton.jit(do_not_specialize=["documents"])
-def count_tiles(CU, FIRST, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """FIRST [documents + 1]: how many tiles the documents before each one have. One program."""
+def count_tiles(CU, FIRST, GROUPS, documents, CHUNK: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr):
+    """FIRST [documents + 1]: how many tiles the documents before each one have. Where there are GROUPS
+    [2, documents + 1, 2], those of one tile have none: neighbours of them are a group as long as they fit
+    into one, with its first token and length, and behind all rows the number of groups. Then the same of each
+    of these documents alone; behind all rows zero, and their number. One program; each of its BLOCK numbers
+    is for EACH documents in turn, and no group goes beyond these."""
+    GROUPED: tl.constexpr = GROUPS is not None
     total = 0
-    for i in range(0, documents, BLOCK):
-        document = i + tl.arange(0, BLOCK)
-        inside = document < documents
-        begin = tl.load(CU + document, mask=inside, other=0).to(tl.int32)
-        n = tl.cdiv(tl.load(CU + document + 1, mask=inside, other=0).to(tl.int32) - begin, CHUNK)
-        tl.store(FIRST + document, total + tl.cumsum(n, 0) - n, mask=inside)
-        total += tl.sum(n, 0)
+    groups = 0
+    alone = 0
+    ALONE = GROUPS + 2 * documents + 2 if GROUPED else None
+    nothing = tl.zeros((BLOCK,), tl.int32)
+    for i in range(0, documents, BLOCK * EACH):
+        first = i + tl.arange(0, BLOCK) * EACH
+        tiles, begun, short, begin, opened = nothing, nothing, nothing, nothing, nothing
+        for j in range(EACH):
+            _, _, n, grouped, begins, begin, opened = _next_document(
+                CU, first + j, documents, begin, opened, CHUNK, GROUPED
+            )
+            tiles += n
+            begun += begins.to(tl.int32)
+            short += grouped.to(tl.int32)
+        before = total + tl.cumsum(tiles, 0) - tiles
+        total += tl.sum(tiles, 0)
+        at = groups + tl.cumsum(begun, 0) - begun - 1
+        groups += tl.sum(begun, 0)
+        at_short = alone + tl.cumsum(short, 0) - short
+        alone += tl.sum(short, 0)
+        begin, opened = nothing, nothing
+        for j in range(EACH):
+            start, end, n, grouped, begins, begin, opened = _next_document(
+                CU, first + j, documents, begin, opened, CHUNK, GROUPED
+            )
+            tl.store(FIRST + first + j, before, mask=first + j < documents)
+            before += n
+            if GROUPED:
+                at += begins.to(tl.int32)
+                tl.store(GROUPS + 2 * at, begin, mask=begins)
+                tl.store(GROUPS + 2 * at + 1, end - begin, mask=grouped)
+                tl.store(ALONE + 2 * at_short, start, mask=grouped)
+                tl.store(ALONE + 2 * at_short + 1, end - start, mask=grouped)
+                at_short += grouped.to(tl.int32)
     tl.store(FIRST + documents, total)
+    if GROUPED:
+        tl.store(GROUPS + 2 * documents, groups)
+        tl.store(ALONE + 2 * documents, 0)
+        tl.store(ALONE + 2 * documents + 1, alone)
 
 
-@triton.jit(do_not_specialize=["documents", "length", "pieces", "programs"])
-def list_tiles(
-    CU, FIRST, TILES, documents, length, pieces, programs, CHUNK: tl.constexpr, BLOCK: tl.constexpr
-):
-    """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
-    steps, or where a document ends not far behind. Of the `length` rows, those without a tile are zeros."""
-    total = tl.load(FIRST + documents)
-    each = tl.cdiv(total, pieces)
-    listing = tl.program_id(0) < programs
-    tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    piece = tile - programs * BLOCK
-    tile = tl.where(listing, tile, tl.minimum(piece * each, total))
-    low = tl.zeros((BLOCK,), tl.int32)
+@triton.jit
+def _search(BOUNDS, x, documents):
+    """Which document each of x is in, by halving: the last whose bound is not above it."""
+    low = x * 0
     width = documents
-    while width > 1:  # each tile looks for its document by halving
+    while width > 1:
         half = width // 2
-        low = tl.where(tl.load(FIRST + low + half) <= tile, low + half, low)
+        low = tl.where(tl.load(BOUNDS + low + half) <= x, low + half, low)
         width -= half
-    before = (tile - tl.load(FIRST + low)) * CHUNK
-    begin = tl.load(CU + low).to(tl.int32)
-    rest = tl.load(CU + low + 1).to(tl.int32) - begin - before
-    inside = listing & (tile < length)
-    there = (tile < total).to(tl.int32)
-    at = TILES + 4 * tile
-    tl.store(at, (begin + before) * there, mask=inside)
-    tl.store(at + 1, before * there, mask=inside)
-    tl.store(at + 2, rest * there, mask=inside)
-    tl.store(at + 3, 0, mask=inside & (tile > pieces))
-    far = tl.cdiv(rest, CHUNK)
-    near = (tile < total) & (before > 0) & (far <= tl.maximum(each // 8, 1))
-    tl.store(TILES + 4 * piece + 3, tile + tl.where(near, far, 0), mask=(piece >= 0) & (piece <= pieces))
+    return low
+
+
+@triton.jit(do_not_specialize=["documents", "length", "pieces", "programs", "tokens"])
+def list_tiles(
+    CU, FIRST, TILES, BEGINS, documents, length, pieces, programs, tokens, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
+    steps, or where a document ends not far behind. Of the `length` rows, those without a tile are zeros.
+    BEGINS [tokens]: where the document of each token begins; the last programs write it, if it is there."""
+    after = tl.program_id(0) - programs - tl.cdiv(pieces + 1, BLOCK)
+    if after >= 0:
+        if BEGINS is not None:
+            token = after * BLOCK + tl.arange(0, BLOCK)
+            begin = tl.load(CU + _search(CU, token, documents)).to(tl.int32)
+            tl.store(BEGINS + token, begin, mask=token < tokens)
+    else:
+        total = tl.load(FIRST + documents)
+        each = tl.cdiv(total, pieces)
+        listing = tl.program_id(0) < programs
+        tile = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        piece = tile - programs * BLOCK
+        tile = tl.where(listing, tile, tl.minimum(piece * each, total))
+        low = _search(FIRST, tile, documents)
+        before = (tile - tl.load(FIRST + low)) * CHUNK
+        begin = tl.load(CU + low).to(tl.int32)
+        rest = tl.load(CU + low + 1).to(tl.int32) - begin - before
+        inside = listing & (tile < length)
+        there = (tile < total).to(tl.int32)
+        at = TILES + 4 * tile
+        tl.store(at, (begin + before) * there, mask=inside)
+        tl.store(at + 1, before * there, mask=inside)
+        tl.store(at + 2, rest * there, mask=inside)
+        tl.store(at + 3, 0 * there, mask=inside & (tile > pieces))
+        far = tl.cdiv(rest, CHUNK)
+        limit = tl.maximum(tl.maximum(each // 8, 1), tl.minimum(each // 4, AS_LONG))
+        near = (tile < total) & (before > 0) & (far <= limit)
+        begins = tile + tl.where(near, far, 0)
+        tl.store(TILES + 4 * piece + 3, begins, mask=(piece >= 0) & (piece <= pieces))
 
 
 @triton.jit
@@ -136,12 +208,13 @@ def join(
     cut = (before > 0) & (n < SIZE)
     through = cut & (before > (begin - begin_before) * CHUNK)
     on = cut & (rest > (end - begin) * CHUNK)
-    part = 2 * border.to(tl.int64)
-    left = tl.load(PARTS + (part - 1) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
-    right = tl.load(PARTS + tl.where(on, part + 1, part) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
-    left, _ = tl.associative_scan((left, through.to(tl.int32)), 0, _append)
-    right, _ = tl.associative_scan((right, on.to(tl.int32)), 0, _append, reverse=True)
-    tl.store(SUMS + border.to(tl.int64) * (HEADS * SIZE) + offset, left + right, mask=cut)
+    if tl.max(cut.to(tl.int32)) > 0:  # mostly nothing is
+        part = 2 * border.to(tl.int64)
+        left = tl.load(PARTS + (part - 1) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+        right = tl.load(PARTS + tl.where(on, part + 1, part) * (HEADS * SIZE) + offset, mask=cut, other=0.0)
+        left, _ = tl.associative_scan((left, through.to(tl.int32)), 0, _append)
+        right, _ = tl.associative_scan((right, on.to(tl.int32)), 0, _append, reverse=True)
+        tl.store(SUMS + border.to(tl.int64) * (HEADS * SIZE) + offset, left + right, mask=cut)
 
 
 @gluon.jit

@@ -62,6 +62,8 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     spread,
+    summed,
+    summed_and_spread,
     sync,
     turned,
 )
@@ -76,10 +78,11 @@ def walk_o(
     length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
-    STARTED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    STARTED: gl.constexpr, SUMMED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
-    """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from; S_OUT,
-    Z_OUT: the state after the last chunk."""
+    """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from, or with
+    SUMMED what each piece adds to that; S_OUT, Z_OUT: the state after the last chunk."""
     RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
@@ -130,12 +133,24 @@ def walk_o(
     if STARTED:
         if JOINED:
             slot = gl.where((chunks > 0) & (first > 0), slot, -1)
+        before = 0
+        if SUMMED:
+            before = begin // size
+            slot -= before
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)
-        sc = gl.load(at, mask=inside, other=0.0)
-        ss = gl.load(at + D * DV, mask=inside, other=0.0)
-        if slot >= 0:
+        if SUMMED:
+            apart = (HEADS // GROUP) * s_stride.to(gl.int64)
+            at_z = Z + index * z_stride
+            sc = summed(at, inside, before, apart)
+            ss = summed(at + D * DV, inside, before, apart)
+            zc = in_runs(summed_and_spread(at_z, before, apart, CHUNK, D, W, LINES), RUNS)
+            zs = in_runs(summed_and_spread(at_z + D, before, apart, CHUNK, D, W, LINES), RUNS)
+        else:
+            sc = gl.load(at, mask=inside, other=0.0)
+            ss = gl.load(at + D * DV, mask=inside, other=0.0)
+        if (not SUMMED) and slot >= 0:
             zc = in_runs(spread(Z + index * z_stride, CHUNK, D, W, LINES), RUNS)
             zs = in_runs(spread(Z + index * z_stride + D, CHUNK, D, W, LINES), RUNS)
     else:

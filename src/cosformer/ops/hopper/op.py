@@ -33,7 +33,7 @@ def _forward(
     with _device(q):
         out, d, kept, state, z = call(
             run.forward, (q, k, v, key_mask, cu_seqlens, numerator, denominator, positions),
-            (causal, offset, horizon, eps, need_state), again=again, kind=Tape,
+            (causal, offset, horizon, eps, need_state, keep), again=again, kind=Tape,
         )  # fmt: skip
         if not keep or not run.is_kept(cu_seqlens, causal, states):
             kept = None

@@ -13,6 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from cosformer.ops.hopper.call import Call
+from cosformer.ops.hopper.cutting import FEW
 from cosformer.ops.hopper.tape import Tape
 from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.tape import player
@@ -21,22 +22,31 @@ from cosformer.ops.triton.tape import player
 def forward(
     tape: Tape, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
     numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None, causal: bool, offset: int,
-    horizon: float, eps: float, need_state: bool,
+    horizon: float, eps: float, need_state: bool, keep: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """o [B, Tq, H, Dv], d [B, H, Tq] before eps, what to keep, and the state after the last key if it is
-    needed."""
+    """o [B, Tq, H, Dv], d [B, H, Tq] before eps, what to `keep` for a backward, and the state after the last
+    key if it is needed."""
     out = tape.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
     d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     came = State.given(numerator, denominator)
     joined = is_joined(cu_seqlens, need_state or came is not None)
     call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
+    # Nobody else asks for the states: those that use them sum them up, and a start is saved.
+    alone = not keep and not need_state and came is None and cu_seqlens is None
+    if not causal and alone and call.is_small:
+        pieces = call.quarters(k.shape[2], k.shape[1])
+        states = State.within(call.absorb("o", pieces), k.shape[3])
+        call.apply_o(call.quarters(q.shape[2], q.shape[1]), states, parts=pieces.each)
+        return out, d, None, None, None
     if not causal:
         pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
         state = call.total(call.absorb("o", pieces), pieces, came)
         call.apply_o(call.pieces_to_apply(q.shape[2], q.shape[1]), state)
         if joined:
             call.whole_o()
+            if call.groups is not None:
+                call.square_o(call.groups)
         return out, d, state.s, state.s if need_state else None, None
     pieces = call.pieces_to_walk(every=need_state or came is not None)
     after: State | None
@@ -44,12 +54,15 @@ def forward(
         after = call.new_state(k.shape[2]) if need_state else None
         call.walk_o(pieces, came, after)
         return out, d, call.listed, *((None, None) if after is None else after[:2])
+    if alone and pieces.each <= FEW[call.width]:
+        call.walk_o(pieces, State.within(call.absorb("o", pieces), k.shape[3]), None, summed=True)
+        return out, d, None, None, None
     begin, after = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=need_state)
     call.walk_o(pieces, begin, None)
     return out, d, call.listed if joined else begin.s, None if after is None else after.s, None
 
 
-again = partial(player, forward, (False,))
+again = partial(player, forward, (False, False))
 
 
 def backward(
@@ -80,6 +93,8 @@ def backward(
         call.apply_dkv(call.pieces_to_apply(k.shape[2], k.shape[1]), r)
         if joined:
             call.whole_gradients()
+            if call.groups is not None:
+                call.square_gradients(call.groups)
         return dq, dk, dv, r.s, None
     # Each query head has a gradient of the state of its own: what comes back is given to one of those
     # that share a key head, and what goes on is their sum.

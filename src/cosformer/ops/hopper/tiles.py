@@ -189,6 +189,25 @@ def matrix(S, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr, LAYOUT
 
 
 @gluon.jit
+def summed(at, inside, count, step):
+    """The sum of `count` matrices, `step` numbers apart, one after the other."""
+    x = gl.load(at, mask=inside & (count > 0), other=0.0)
+    for i in range(1, count):
+        x += gl.load(at + i * step, mask=inside, other=0.0)
+    return x
+
+
+@gluon.jit
+def summed_and_spread(Z, count, step, ROWS: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr,
+                      LAYOUT: gl.constexpr):  # fmt: skip
+    """As `spread`, of the sum of `count` vectors."""
+    x = gl.zeros([ROWS, W], gl.float32, LAYOUT)
+    for i in range(count):
+        x += spread(Z + i * step, ROWS, WIDTH, W, LAYOUT)
+    return x
+
+
+@gluon.jit
 def put(tensor_pointer, stride, first, count, tile, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
     """The first `count` rows of a tile, without the copy engine: a document may end inside of a tile."""
     i = gl.arange(0, tile.shape[0], layout=of_rows(LAYOUT))
