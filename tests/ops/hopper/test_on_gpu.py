@@ -188,7 +188,9 @@ def test_gradients_where_nothing_was_kept(bounds, causal):
         out, d, kept, _, _ = hopper_forward(q, k, v, *settings, False, keep)
         assert (kept.numel() > 0) == (keep and (causal or cu is None))
         found.append(hopper_backward(grad, None, None, q, k, v, out, d, kept, *settings))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    # A forward that keeps nothing may sum up in another order.
+    for kept_before, made_again in zip(*found, strict=True):
+        assert distance(made_again, kept_before) < 5e-3
     assert found[0][0].abs().max() > 0
 
 
