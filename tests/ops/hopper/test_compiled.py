@@ -76,3 +76,24 @@ print("the same")
 
 def test_no_length_is_among_what_is_compiled():
     assert run(LENGTHS) == ["the same"]
+
+
+FOLD = """
+import re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from cosformer.ops.hopper.fold import BLOCK, fold
+
+types = {"PARTS": "*bf16", "SUMS": "*bf16", "count": "i32", "GROUP": "constexpr", "WIDTH": "constexpr",
+         "BLOCK": "constexpr"}
+constants = dict(zip([(3,), (4,), (5,)], (4, 64, BLOCK)))
+aligned = {(i,): [["tt.divisibility", 16]] for i in range(2)}
+source = ASTSource(fold, types, constants, aligned)
+code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
+print(*sorted(set(re.findall("(?:ld|st)[.]global[.0-9a-z]*", code))))
+"""
+
+
+def test_sums_over_heads_are_read_and_written_16_bytes_at_a_time():
+    assert run(FOLD) == ["ld.global.v4.b32 st.global.v4.b32"]

@@ -69,6 +69,30 @@ def test_every_kind_of_call(shape, kind, causal, cut):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["plain", "mask", "mask+state"])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_states_of_pieces_that_are_summed_up_in_parts(kind, kv_heads, monkeypatch):
+    from cosformer.ops import shortcut
+    from cosformer.ops.hopper import call, cutting
+    from cosformer.ops.triton import pieces, tape
+
+    monkeypatch.setattr(cutting, "SHORTEST", 64)
+    monkeypatch.setattr(pieces, "SHORTEST", 64)
+    monkeypatch.setattr(tape, "TAPES", {})
+    monkeypatch.setattr(shortcut, "_known", {})
+    parts = []
+    real = call.parts_of
+    monkeypatch.setattr(call, "parts_of", lambda *a: parts.append(real(*a)) or parts[-1])
+    case = make(batch=16, tq=512, heads=4, kv_heads=kv_heads, dim=64, causal=True, **KINDS[kind])
+    assert_right(case)
+    assert max(parts) > 1
+    x = [y.to("cuda", torch.bfloat16) for y in case.tensors.values()]
+    if kind == "plain":
+        inferred = cosformer_attention(*x, causal=True, backend="hopper")
+        trained = cosformer_attention(*(y.requires_grad_() for y in x), causal=True, backend="hopper")
+        assert torch.equal(inferred, trained.detach())
+
+
 @both_ways
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 129, 1000])
 def test_odd_lengths(length, causal):

@@ -11,6 +11,7 @@ from cosformer.ops.hopper.apply import apply_o
 from cosformer.ops.hopper.apply_gradients import apply_dkv, apply_dq
 from cosformer.ops.hopper.cutting import (
     CHUNK,
+    SUMS,
     is_small,
     multiprocessors,
     of_full_list,
@@ -43,7 +44,7 @@ from cosformer.ops.hopper.whole import whole_o
 from cosformer.ops.hopper.whole_gradients import whole_gradients
 from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.kernels import SCANNED
-from cosformer.ops.triton.pieces import Pieces, cut, cut_documents
+from cosformer.ops.triton.pieces import Pieces, cut, cut_documents, parts_of
 from cosformer.ops.triton.states import scan
 
 # Stages of the copies, and warps, by kernel and width: what was fastest of what shared memory holds.
@@ -100,21 +101,20 @@ class Call:
             self.listed = self._list_tiles(cu_seqlens) if listed is None else listed
         self.tiles = None if self.listed is None else self.listed.view(torch.int32)
 
-    def walk_o(
-        self, pieces: Pieces, begin: State | None, after: State | None, *, summed: bool = False
-    ) -> None:
-        """`summed`: `begin` has what each piece adds, and those before a piece are summed up by it."""
+    def walk_o(self, pieces: Pieces, begin: State | None, after: State | None, parts: int = 0) -> None:
+        """`parts`: `begin` has what so many parts of each piece add, and those before a piece are summed up
+        by it."""
         self.tape.start(
             walk_o, self.heads * pieces.count,
             (
                 *self._tiles("q", "k", "v", "o"), self.tensors["o"], self.d, self.mask, self.positions,
                 *(begin or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables, self.tiles, self.origin_q,
                 self.tq, pieces.each, pieces.size, self.theta, self.eps, self.tq, self.mask_stride,
-                *(begin or NOTHING)[2:], *(after or NOTHING)[2:],
+                *(begin or NOTHING)[2:], *(after or NOTHING)[2:], parts,
             ),
             (
                 self.heads, self.group, *self.dims, self.width, self.packed, self.joined, self.masked,
-                self.carried, begin is not None, summed, after is not None, *self._sizes("walk_o"),
+                self.carried, begin is not None, parts > 0, after is not None, *self._sizes("walk_o"),
             ),
         )  # fmt: skip
 
@@ -151,19 +151,19 @@ class Call:
             ),
         )  # fmt: skip
 
-    def absorb(self, what: str, pieces: Pieces) -> Tensor:
-        """[slots, heads, 2 D (Dv + 1)]: S, then z, of each piece; of key heads ("o") or query heads
-        ("dv")."""
+    def absorb(self, what: str, pieces: Pieces, unused: int = 0) -> Tensor:
+        """[slots, heads, 2 D (Dv + 1)]: S, then z, of each piece; of key heads ("o") or query heads ("dv").
+        So many `unused` pieces of each row, its last ("o") or its first, are left out."""
         heads, origin, length = (
             (self.key_heads, self.origin_k, self.tk) if what == "o" else (self.heads, self.origin_q, self.tq)
         )
         states = self._states(pieces.slots, heads)
         self.tape.start(
-            absorb, heads * pieces.count,
+            absorb, heads * (pieces.count - unused * self.rows),
             (
                 *(self._tiles("k", "v") if what == "o" else self._tiles("q", "g")), self.r, self.e, self.mask,
                 self.positions, states, *pieces.tables, self.tiles, origin, length, pieces.each, pieces.size,
-                self.theta, length, self.mask_stride,
+                unused, unused if what == "dv" else 0, self.theta, length, self.mask_stride,
             ),
             (
                 heads, *self.dims, self.width, what, self.packed, self.joined, self.causal, self.masked,
@@ -282,15 +282,26 @@ class Call:
         return sums
 
     def running(
-        self, states: Tensor, pieces: Pieces, came: State | None, *, backwards: bool, total: bool
+        self, what: str, pieces: Pieces, came: State | None, *, total: bool
     ) -> tuple[State, State | None]:
-        """What each piece starts from, in place of its own state, and what is there after the last."""
+        """What each piece starts from and, if asked, what is there after the last."""
+        backwards = what == "dv"
         if self.joined:
+            states = self.absorb(what, pieces)
             self._chain(states, backwards)
             return State.within(states, self.dims[0]), None
+        parts = self.parts_of(what, pieces)
+        small = pieces.divided(parts)
+        states = self.absorb(what, small, 0 if total or self.packed else parts)
+        begin = states if parts == 1 else self._states(pieces.slots, states.shape[1])
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0]) if total else None
-        self._scan(states, pieces, came, after, prefix=True, backwards=backwards)
-        return State.within(states, self.dims[0]), after
+        self._scan(states, small, came, after, begin, backwards=backwards, parts=parts)
+        return State.within(begin, self.dims[0]), after
+
+    def parts_of(self, what: str, pieces: Pieces) -> int:
+        """Of a walk's pieces, so that enough blocks sum up states."""
+        heads = self.key_heads if what == "o" else self.heads
+        return parts_of(pieces, heads, SUMS[self.width] * multiprocessors(self.device))
 
     def total(self, states: Tensor, pieces: Pieces, came: State | None) -> State:
         """The sum of all pieces of each row, and of what came in."""
@@ -299,7 +310,7 @@ class Call:
         if pieces.single and came is None:
             return State.within(states, self.dims[0])
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0])
-        self._scan(states, pieces, came, after, prefix=False, backwards=False)
+        self._scan(states, pieces, came, after)
         return after
 
     def pieces_to_walk(self, every: bool) -> Pieces:
@@ -373,15 +384,15 @@ class Call:
         )  # fmt: skip
 
     def _scan(
-        self, states: Tensor, pieces: Pieces, came: State | None, after: State | None, *, prefix: bool,
-        backwards: bool,
+        self, states: Tensor, pieces: Pieces, came: State | None, after: State | None,
+        begin: Tensor | None = None, *, backwards: bool = False, parts: int = 1,
     ) -> None:  # fmt: skip
         heads = states.shape[1]
         self.tape.launch(
-            scan, -(-states.shape[-1] // SCANNED) * heads * self.rows, states, states if prefix else None,
-            *(came or NOTHING)[:2], *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each, 1,
+            scan, -(-states.shape[-1] // SCANNED) * heads * self.rows, states, begin, *(came or NOTHING)[:2],
+            *(after or NOTHING)[:2], pieces.first, pieces.slot, pieces.each, parts,
             *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=heads, D=self.dims[0], DV=self.dims[1],
-            PACKED=self.packed, STARTED=came is not None, STORED=after is not None, PREFIX=prefix,
+            PACKED=self.packed, STARTED=came is not None, STORED=after is not None, PREFIX=begin is not None,
             BACKWARDS=backwards, BLOCK=SCANNED, num_warps=2,
         )  # fmt: skip
 

@@ -11,7 +11,8 @@ import torch
 
 CHUNK = 64
 SHORTEST = 256  # tokens: below this a piece's state weighs as much as its rows
-FEW = {64: 8, 128: 4}  # by width: pieces of a row that sum up the states of those before them themselves
+FEW = {64: 8, 128: 4}  # by width: states of a row that pieces sum up themselves, each those before it
+SUMS = {64: 3, 128: 1}  # by width: blocks a multiprocessor that sum up the states of a walk's pieces
 APPLIED = {64: 512, 128: 2048}  # by width: tokens a block applies a state to, where there are enough
 
 
@@ -30,15 +31,14 @@ def at_work(device: torch.device, width: int) -> int:
 
 
 def to_walk(there: int, length: int, device: torch.device, width: int) -> int:
-    """One block for every multiprocessor is enough; where there are fewer, as many as are at work at a
-    time: to cut costs another pass over the keys."""
-    return _size(length, at_work(device, width) // there if _is_few(there, device) else 1, SHORTEST)
+    """As many pieces as are at work at a time."""
+    return _size(length, at_work(device, width) // there, SHORTEST)
 
 
 def states_to_keep(rows: int, heads: int, length: int, device: torch.device, width: int) -> int:
     """How many pieces of a walk have states that its backward needs again; none where nothing is cut."""
     there = rows * heads
-    if not _is_few(there, device) or at_work(device, width) < 2 * there or length < 2 * SHORTEST:
+    if at_work(device, width) < 2 * there or length < 2 * SHORTEST:
         return 0
     return rows * -(-length // to_walk(there, length, device, width))
 
@@ -72,10 +72,6 @@ def to_quarter(there: int, length: int, device: torch.device, width: int) -> int
 def to_apply(there: int, length: int, device: torch.device, width: int) -> int:
     least = -(-2 * at_work(device, width) // there)
     return _size(length, max(least, -(-length // APPLIED[width])), CHUNK)
-
-
-def _is_few(there: int, device: torch.device) -> bool:
-    return there < 0.95 * multiprocessors(device)
 
 
 def _size(length: int, count: int, shortest: int) -> int:

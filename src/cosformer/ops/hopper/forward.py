@@ -69,20 +69,20 @@ from cosformer.ops.hopper.tiles import (
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
-           "z_stride", "s_out_stride", "z_out_stride"]  # fmt: skip
+           "z_stride", "s_out_stride", "z_out_stride", "states"]  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def walk_o(
     q, k, v, o, O, DEN, MASK, POSITIONS, S, Z, S_OUT, Z_OUT, CU, DOCUMENT, FIRST, SLOT, TILES, origin,
     length, pieces, size, theta, eps, tokens, mask_stride, s_stride, z_stride, s_out_stride, z_out_stride,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
+    states, HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
     PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
     STARTED: gl.constexpr, SUMMED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from, or with
-    SUMMED what each piece adds to that; S_OUT, Z_OUT: the state after the last chunk."""
+    SUMMED what so many `states` of each piece add to that; S_OUT, Z_OUT: the state after the last chunk."""
     RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
@@ -136,7 +136,8 @@ def walk_o(
         before = 0
         if SUMMED:
             before = begin // size
-            slot -= before
+            slot = (slot - before) * states
+            before *= states
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
         at, inside = matrix(S + index * s_stride, D, DV, W, STATE)
         inside = inside & (slot >= 0)

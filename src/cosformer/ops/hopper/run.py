@@ -54,10 +54,12 @@ def forward(
         after = call.new_state(k.shape[2]) if need_state else None
         call.walk_o(pieces, came, after)
         return out, d, call.listed, *((None, None) if after is None else after[:2])
-    if alone and pieces.each <= FEW[call.width]:
-        call.walk_o(pieces, State.within(call.absorb("o", pieces), k.shape[3]), None, summed=True)
+    parts = call.parts_of("o", pieces)
+    if alone and pieces.each * parts <= FEW[call.width]:
+        states = State.within(call.absorb("o", pieces.divided(parts), parts), k.shape[3])
+        call.walk_o(pieces, states, None, parts)
         return out, d, None, None, None
-    begin, after = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=need_state)
+    begin, after = call.running("o", pieces, came, total=need_state)
     call.walk_o(pieces, begin, None)
     return out, d, call.listed if joined else begin.s, None if after is None else after.s, None
 
@@ -107,13 +109,11 @@ def backward(
         call.walk_dkv(pieces, back, before)
     else:
         if kept is None or joined:
-            begin, _ = call.running(call.absorb("o", pieces), pieces, came, backwards=False, total=False)
+            begin, _ = call.running("o", pieces, came, total=False)
         else:
             begin = State.within(kept, k.shape[3])
         call.walk_dq(pieces, begin)
-        begin, before = call.running(
-            call.absorb("dv", pieces), pieces, back, backwards=True, total=came is not None
-        )
+        begin, before = call.running("dv", pieces, back, total=came is not None)
         call.walk_dkv(pieces, begin, None)
     if call.group > 1:
         dk, dv = (call.fold(part, tuple(x.shape), x.shape[3]) for part, x in ((dk, k), (dv, v)))

@@ -42,7 +42,7 @@ from cosformer.ops.hopper.tiles import (
     sync,
 )
 
-RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride"]
+RUNTIME = ["origin", "length", "pieces", "size", "unused", "beginning", "theta", "tokens", "mask_stride"]
 
 
 @gluon.jit
@@ -64,22 +64,27 @@ def store_state(STATES, index, sc, ss, zc, zs, D: gl.constexpr, DV: gl.constexpr
 @gluon.jit(do_not_specialize=RUNTIME)
 def absorb(
     b, c, INVERSE, E, MASK, POSITIONS, STATES, CU, DOCUMENT, FIRST, SLOT, TILES, origin, length, pieces,
-    size, theta, tokens, mask_stride, HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-    WHAT: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr, CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr, CARRIED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
+    size, unused, beginning, theta, tokens, mask_stride, HEADS: gl.constexpr, D: gl.constexpr,
+    DV: gl.constexpr, W: gl.constexpr, WHAT: gl.constexpr, PACKED: gl.constexpr, JOINED: gl.constexpr,
+    CAUSAL: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr,
 ):  # fmt: skip
-    """HEADS: those of b and c. STATES [slots, HEADS, 2 D (Dv + 1)]."""
+    """HEADS: those of b and c. STATES [slots, HEADS, 2 D (Dv + 1)]. So many `unused` pieces of each row have
+    no block, `beginning` of them at its beginning."""
     RUNS: gl.constexpr = runs(W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     BYTES: gl.constexpr = 2 * CHUNK * W * 2
     pid = gl.program_id(0)
     head = pid % HEADS
+    piece = pid // HEADS
+    if not PACKED:
+        piece += piece // (pieces - unused) * unused + beginning
     if JOINED and CAUSAL:
-        row, batch, start, begin, end, slot = end_of(pid // HEADS, TILES, pieces, WHAT == "dv")
+        row, batch, start, begin, end, slot = end_of(piece, TILES, pieces, WHAT == "dv")
     else:
         row, batch, start, begin, end, slot = part_of(
-            pid // HEADS, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
+            piece, CU, DOCUMENT, FIRST, SLOT, TILES, length, pieces, size, PACKED, JOINED
         )
     if CARRIED:
         origin += gl.load(POSITIONS + row, mask=begin < end, other=0)

@@ -14,6 +14,7 @@ from cosformer.ops.triton.denominators import denominators
 from cosformer.ops.triton.padding import laid_out
 from cosformer.ops.triton.pieces import (
     ROWS,
+    SUMS,
     WALKS,
     Pieces,
     cut,
@@ -121,7 +122,7 @@ class Kernels:
     ) -> tuple[State, State | None]:
         """What each piece of a walk starts from and, if asked, what is there after the last."""
         unused = "none" if total else "first" if what == "dv" else "last"
-        parts = parts_of(pieces, self.key_heads, self.device)
+        parts = parts_of(pieces, self.key_heads, SUMS * multiprocessors(self.device))
         small = pieces.divided(parts)
         states = self._absorb(
             what, t, small, self._blocks("absorb", what, self.dims[0]), unused, 0 if total else parts

@@ -58,12 +58,12 @@ def size_of_pieces(rows: int, length: int, programs: int, wanted: int, device: t
     return -(-length // n // 64) * 64 if n > 1 else torch.sym_max(1, length)
 
 
-def parts_of(pieces: Pieces, heads: int, device: torch.device) -> int:
-    """How many states are summed up for each piece of a walk, so that as many programs as fit do so: the
-    last piece of a row has no need of its own."""
+def parts_of(pieces: Pieces, heads: int, programs: int) -> int:
+    """How many states are summed up for each piece of a walk, so that as many programs as fit (`programs`) do
+    so: the last piece of a row has no need of its own."""
     parts, there = 1, pieces.count - pieces.count // max(1, pieces.each)
     while (
-        pieces.cu is None and 2 * parts * there * heads <= SUMS * multiprocessors(device)
+        pieces.cu is None and 2 * parts * there * heads <= programs
         and pieces.size % (2 * parts * 64) == 0 and pieces.size // (2 * parts) >= SHORTEST
     ):  # fmt: skip
         parts *= 2
