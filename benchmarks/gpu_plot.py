@@ -73,7 +73,7 @@ def draw(data: dict[str, Any], path: Path) -> None:
         axis.set_ylabel("time a token")
         axis.set_title(f"D = {dim}: {says}", loc="left", fontsize=11)
         axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=9, loc="upper left")
+        axis.legend(facecolor="white", edgecolor="none", framealpha=1, fontsize=9, loc="upper left")
     figure.suptitle(
         f"Causal attention, forward and backward, {data['hardware']['gpu']}, bfloat16, 16 heads", x=0.01,
         ha="left", fontsize=13, fontweight="bold",
