@@ -5,6 +5,8 @@ from itertools import product
 import pytest
 import torch
 
+from cosformer.ops.steps import LARGE_BUFFER
+
 from .cases import distance, make
 
 LENGTHS = (1, 2, 63, 64, 65, 128, 1000)
@@ -92,9 +94,10 @@ def test_where_eps_holds_the_denominator(causal, length):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_several_tiles_of_the_batch(causal, monkeypatch):
+@pytest.mark.parametrize("buffer", [2**13, LARGE_BUFFER])
+def test_several_tiles_of_the_batch(buffer, causal, monkeypatch):
     """A batch walked in tiles, several chunks to a step, equals the same batch walked at once."""
-    monkeypatch.setattr("cosformer.ops.steps.BUFFER", 2**13)
+    monkeypatch.setattr("cosformer.ops.steps.BUFFER", buffer)
     assert_equal_to_reference(make(batch=5, tq=300, heads=2, dim=16, causal=causal, mask=True, state=True))
 
 

@@ -9,8 +9,8 @@ from cosformer.ops import chunked
 from cosformer.ops.buffers import Buffer, Room, width
 from cosformer.ops.steps import CHUNK, Walk, plan, room_for_states, tiling
 
+CPU = torch.device("cpu")
 sizes = st.integers(1, 3000)
-buffers = st.integers(10, 19)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -36,20 +36,29 @@ def test_every_token_is_taken_once_and_in_order(tq, tk, offset, causal, dim, fil
     st.integers(-3500, 3500) | st.just(0),
     st.booleans(),
     st.integers(1, 40),
-    st.integers(10, 19),
+    st.integers(10, 22),
 )
 def test_states_have_room(tq, tk, offset, causal, dim, buffer):
     """The bound that holds for symbolic sizes is never less than what a walk keeps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cosformer.ops.steps.BUFFER", 2**buffer)
-        room = room_for_states(tq, tk, offset, causal, 1, (dim, dim))
-        fill, _ = tiling(max(tq, tk), 1, (dim, dim))
+        room = room_for_states(tq, tk, offset, causal, 1, (dim, dim), CPU)
+        fill, _ = tiling(max(tq, tk), 1, (dim, dim), CPU)
     q, k = torch.empty(1, tq, 1, dim), torch.empty(1, tk, 1, dim)
     walk = Walk({"q": q}, {"k": k, "v": k}, None, None, causal, offset, 1e4, fill)
     slots, used = walk.slots(torch.empty(1, 1, room))
     assert used <= room
     for slot in slots:
         assert slot is None or slot.shape[-2:] == (dim, width(dim))
+
+
+def test_an_accelerator_takes_few_large_steps():
+    """Each starts kernels: rows of a batch in a few tiles, a long row a quarter at a time at most."""
+    of_cpu, of_gpu = (tiling(2048, 16, (64, 64), torch.device(name)) for name in ("cpu", "cuda"))
+    assert of_cpu == (8, 1)
+    assert of_gpu == (8, 8)
+    assert tiling(65536, 16, (64, 64), torch.device("cuda")) == (64, 1)
+    assert room_for_states(65536, 65536, 0, True, 16, (64, 64), torch.device("cuda")) < 65536 * 16
 
 
 def call(length):

@@ -60,12 +60,13 @@ def forward(
     """
     shape, dims = (q.shape[0], k.shape[2]), (k.shape[3], v.shape[3])
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    room = room_for_states(q.shape[1], k.shape[1], offset, causal, q.shape[2], dims) if keep else 0
+    lengths = (q.shape[1], k.shape[1])
+    room = room_for_states(*lengths, offset, causal, q.shape[2], dims, q.device) if keep else 0
     out = q.new_empty((*q.shape[:-1], dims[1]))
     den = q.new_empty(q.shape[:-1], dtype=wide)
     kept = q.new_empty((*shape, room), dtype=wide)
     after = q.new_empty((*shape, dims[0], width(dims[1])), dtype=wide) if need_state else None
-    fill, rows = tiling(max(q.shape[1], k.shape[1]), q.shape[2], dims)
+    fill, rows = tiling(max(lengths), q.shape[2], dims, q.device)
     for a in range(0, q.shape[0], rows):
         t = slice(a, a + rows)
         of_q = {"q": q[t], "out": out[t], "den": den[t].unsqueeze(-1)}
@@ -145,7 +146,7 @@ def backward(
     free = (den >= eps).to(den.dtype).neg_().unsqueeze_(-1)  # 0 where eps holds d, -1 elsewhere
     healthy = bool(den.isfinite().all())
     dims = (k.shape[3], v.shape[3])
-    fill, rows = tiling(max(q.shape[1], k.shape[1]), q.shape[2], dims)
+    fill, rows = tiling(max(q.shape[1], k.shape[1]), q.shape[2], dims, q.device)
     of_q = {"q": q, "grad": grad, "out": out, "inverse": inverse, "free": free, "dq": dq}
     of_k = {"k": k, "v": v, "dk": dk, "dv": dv}
     for a in range(0, q.shape[0], rows):

@@ -92,7 +92,7 @@ def _shapes(
     tk, kv_heads, dims = k.shape[1], k.shape[2], (k.shape[3], v.shape[3])
     if cu_seqlens is not None:
         return (batch, tq, heads), (0,)
-    room = room_for_states(tq, tk, offset, causal, heads, dims) if keep else 0
+    room = room_for_states(tq, tk, offset, causal, heads, dims, q.device) if keep else 0
     return (batch, tq, heads), (batch, kv_heads, room)
 
 

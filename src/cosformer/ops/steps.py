@@ -16,21 +16,24 @@ from cosformer.ops.buffers import Buffer, Room, width
 # Chunks of 64 tokens keep the square inside a chunk cheaper than the state. The more of them a step
 # takes, the less its calls cost; but its buffers hold no more than about so many numbers, and of a
 # long sequence no more than a quarter, or the room to work in would exceed the tensors themselves.
+# A CPU wants them in its cache; where each call starts a kernel, few large ones.
 CHUNK = 64
 BUFFER = 2**19
+LARGE_BUFFER = 2**22
 PARTS = 4
 
 
-def most_chunks(heads: int, dims: tuple[int, int]) -> int:
+def most_chunks(heads: int, dims: tuple[int, int], device: torch.device) -> int:
     """In a step, for sequences of any length."""
-    return max(1, BUFFER // (heads * max(dims) * CHUNK))
+    buffer = BUFFER if device.type == "cpu" else LARGE_BUFFER
+    return max(1, buffer // (heads * max(dims) * CHUNK))
 
 
-def tiling(length: int, heads: int, dims: tuple[int, int]) -> tuple[int, int]:
+def tiling(length: int, heads: int, dims: tuple[int, int], device: torch.device) -> tuple[int, int]:
     """How many chunks a step takes, and how many rows of the batch are walked together."""
-    chunks = -(-length // CHUNK)
-    fill = min(max(PARTS, -(-chunks // PARTS)), most_chunks(heads, dims))
-    return fill, max(1, most_chunks(heads, dims) // min(fill, max(1, chunks)))
+    chunks, most = -(-length // CHUNK), most_chunks(heads, dims, device)
+    fill = min(max(PARTS, -(-chunks // PARTS)), most)
+    return fill, max(1, most // min(fill, max(1, chunks)))
 
 
 class Segment(NamedTuple):
@@ -101,7 +104,9 @@ def plan(tq: int, tk: int, offset: int, causal: bool, dims: tuple[int, int], fil
     return segments
 
 
-def room_for_states(tq: int, tk: int, offset: int, causal: bool, heads: int, dims: tuple[int, int]) -> int:
+def room_for_states(
+    tq: int, tk: int, offset: int, causal: bool, heads: int, dims: tuple[int, int], device: torch.device
+) -> int:
     """How many numbers, for each row and key head, hold the states a forward keeps for its backward:
     one a step with queries, keys, and keys before them, and one for the queries that come after all
     keys.
@@ -113,7 +118,7 @@ def room_for_states(tq: int, tk: int, offset: int, causal: bool, heads: int, dim
     size = dims[0] * width(dims[1])
     if not causal:
         return size
-    per_token = -(-size // (most_chunks(heads, dims) * CHUNK))
+    per_token = -(-size // (most_chunks(heads, dims, device) * CHUNK))
     return tq * per_token + (PARTS + (1 if offset == 0 else 2)) * size
 
 
