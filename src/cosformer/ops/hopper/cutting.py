@@ -55,8 +55,9 @@ def of_full_list(length: int, documents: int) -> int:
 
 
 def to_sum(there: int, length: int, device: torch.device, width: int) -> int:
+    """As many as twice those at work, and not one more: the last would run alone after all others."""
     blocks = at_work(device, width)
-    return _size(length, 1 if there >= 0.95 * blocks else -(-2 * blocks // there), SHORTEST)
+    return _size(length, 1 if there >= 0.95 * blocks else 2 * blocks // there, SHORTEST)
 
 
 def is_small(there: int, length: int, device: torch.device, width: int) -> bool:
