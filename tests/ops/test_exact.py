@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from cosformer.ops.steps import LARGE_BUFFER
+from cosformer.ops.steps import LARGE_BUFFER, tiling
 
 from .cases import distance, make
 
@@ -98,7 +98,10 @@ def test_where_eps_holds_the_denominator(causal, length):
 def test_several_tiles_of_the_batch(buffer, causal, monkeypatch):
     """A batch walked in tiles, several chunks to a step, equals the same batch walked at once."""
     monkeypatch.setattr("cosformer.ops.steps.BUFFER", buffer)
-    assert_equal_to_reference(make(batch=5, tq=300, heads=2, dim=16, causal=causal, mask=True, state=True))
+    shape = {"heads": 2, "dim": 16} if buffer < LARGE_BUFFER else {"heads": 16, "dim": 64}
+    at_once = tiling(300, shape["heads"], (shape["dim"],) * 2, torch.device("cpu"))[1]
+    assert (at_once >= 5) == (buffer == LARGE_BUFFER)
+    assert_equal_to_reference(make(batch=5, tq=300, causal=causal, mask=True, state=True, **shape))
 
 
 @pytest.mark.parametrize("documents", [1, 7, 400])

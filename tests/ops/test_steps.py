@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cosformer.ops import chunked
@@ -37,16 +37,18 @@ def test_every_token_is_taken_once_and_in_order(tq, tk, offset, causal, dim, fil
     st.booleans(),
     st.integers(1, 40),
     st.integers(10, 22),
+    st.sampled_from([1, 16]),
 )
-def test_states_have_room(tq, tk, offset, causal, dim, buffer):
+@example(20_000, 20_000, 0, True, 64, 22, 16)  # where a step holds as many chunks as a GPU's buffers
+def test_states_have_room(tq, tk, offset, causal, dim, buffer, heads):
     """The bound that holds for symbolic sizes is never less than what a walk keeps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cosformer.ops.steps.BUFFER", 2**buffer)
-        room = room_for_states(tq, tk, offset, causal, 1, (dim, dim), CPU)
-        fill, _ = tiling(max(tq, tk), 1, (dim, dim), CPU)
-    q, k = torch.empty(1, tq, 1, dim), torch.empty(1, tk, 1, dim)
+        room = room_for_states(tq, tk, offset, causal, heads, (dim, dim), CPU)
+        fill, _ = tiling(max(tq, tk), heads, (dim, dim), CPU)
+    q, k = torch.empty(1, tq, heads, dim), torch.empty(1, tk, heads, dim)
     walk = Walk({"q": q}, {"k": k, "v": k}, None, None, causal, offset, 1e4, fill)
-    slots, used = walk.slots(torch.empty(1, 1, room))
+    slots, used = walk.slots(torch.empty(1, heads, room))
     assert used <= room
     for slot in slots:
         assert slot is None or slot.shape[-2:] == (dim, width(dim))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
 from cosformer.ops.hopper.cutting import CHUNK, SHORTEST, at_work, states_to_keep, to_sum, to_walk
-from cosformer.ops.triton.pieces import cut, parts_of
+from cosformer.ops.triton.pieces import cut, cut_documents, parts_of
 
 CPU = torch.device("cpu")  # stands for 132 multiprocessors
 rows = st.integers(1, 64)
@@ -56,3 +56,10 @@ def test_parts_of_pieces_cover_the_same_tokens(rows, heads, length, width):
     assert small.each == pieces.each * parts
     if not pieces.single:
         assert parts == 1 or (pieces.each - 1) * parts * rows * heads <= 3 * 132
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_tables_of_documents_are_of_one_type(dtype):
+    """A kernel that is compiled once must not be given bounds of two kinds."""
+    pieces = cut_documents(torch.tensor([0, 3, 70, 300], dtype=dtype), 300, 64, every=True)
+    assert {table.dtype for table in pieces.tables} == {torch.int32}

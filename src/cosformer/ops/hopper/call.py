@@ -322,8 +322,8 @@ class Call:
     def pieces_to_apply(self, heads: int, length: int) -> Pieces:
         return self._cut(to_apply, heads, length)
 
-    def quarters(self, heads: int, length: int) -> Pieces:
-        return self._cut(to_quarter, heads, length)
+    def quarters(self, length: int) -> Pieces:
+        return self._cut(to_quarter, 1, length)
 
     @property
     def is_small(self) -> bool:
@@ -347,7 +347,7 @@ class Call:
 
     def _list_tiles(self, cu: Tensor) -> Tensor:
         """The list of documents.py, as the float32 that an op keeps: with the same bits."""
-        documents = cu.shape[0] - 1
+        documents = self.documents
         length = of_full_list(self.tq, documents)
         first, tiles = self.tape.empty((documents + 1,), torch.int32), self.tape.empty((length, 4))
         groups = begins = None

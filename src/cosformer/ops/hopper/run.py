@@ -35,9 +35,9 @@ def forward(
     # Nobody else asks for the states: those that use them sum them up, and a start is saved.
     alone = not keep and not need_state and came is None and cu_seqlens is None
     if not causal and alone and call.is_small:
-        pieces = call.quarters(k.shape[2], k.shape[1])
+        pieces = call.quarters(k.shape[1])
         states = State.within(call.absorb("o", pieces), k.shape[3])
-        call.apply_o(call.quarters(q.shape[2], q.shape[1]), states, parts=pieces.each)
+        call.apply_o(call.quarters(q.shape[1]), states, parts=pieces.each)
         return out, d, None, None, None
     if not causal:
         pieces = call.pieces_to_sum(k.shape[2], k.shape[1])

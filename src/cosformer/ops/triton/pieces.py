@@ -84,7 +84,8 @@ def cut(rows: int, length: int, size: int) -> Pieces:
 
 
 def cut_documents(cu_seqlens: Tensor, length: int, size: int, every: bool) -> Pieces:
-    """`every`: each piece has a state, not only those of documents of several pieces."""
+    """`every`: each piece has a state, not only those of documents of several pieces. All tables are int32,
+    whatever the bounds are: some kernels are compiled once for both."""
     documents = cu_seqlens.shape[0] - 1
     count = length // size + documents
     n = (cu_seqlens.diff() + (size - 1)) // size
@@ -97,7 +98,7 @@ def cut_documents(cu_seqlens: Tensor, length: int, size: int, every: bool) -> Pi
     slot = torch.where(has, piece if every else has.cumsum(0) - 1, -1)
     return Pieces(
         size, 0, count, count if every else min(count, 2 * length // size + 1),
-        torch.cat((cu_seqlens, cu_seqlens[-1:])), document.int(), first.int(), slot.int(),
+        torch.cat((cu_seqlens, cu_seqlens[-1:])).int(), document.int(), first.int(), slot.int(),
     )  # fmt: skip
 
 
