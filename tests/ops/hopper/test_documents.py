@@ -19,6 +19,7 @@ BOUNDS = {
     "of everything": [0, 0, 640, 640],
     "odd": [0, 1, 64, 128, 193, 193, 193, 320, 1000],
     "short": list(range(0, 700, 3)),
+    "long": [0, 700, 1000, 1100, 2300, 2304, 3000, 4700],
 }
 cases = pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
 
@@ -61,8 +62,12 @@ def test_the_list(bounds):
     assert begins[3] == len(tiles)
     for i, begin in enumerate(begins[1:3], 1):
         even = min(i * each, len(tiles))
-        assert even <= begin <= even + max(1, each // 8, min(each // 4, 7))
-        assert begin == even or begin == len(tiles) or tiles[begin][1] == 0
+        limit = max(1, each // 8, min(each // 4, 7))
+        starts = [t for t, (_, before, _) in enumerate(tiles) if before == 0] + [len(tiles)]
+        nearest = min(abs(t - even) for t in starts)
+        assert abs(begin - even) == (nearest if nearest <= limit else 0)
+        assert begin in starts or nearest > limit
+    assert begins == sorted(begins)
 
 
 @cases

@@ -9,7 +9,7 @@ document begins. Short documents cost no more than their tiles.
     TILES [tiles + 1, 4] int32: of each tile its first token, how many tokens of its document lie before it
     and how many from it on; and of each piece, and after the last, its first tile
 
-A piece begins where a document ends, if one ends nearby; else that document is cut. Causal, a piece that
+A piece begins where a document does, if one does nearby; else that document is cut. Causal, a piece that
 begins inside of a document needs the state of what lies before it: `absorb` (states.py) sums up the tiles of
 that document in each piece, `chain` adds these up over the pieces. Bidirectional, documents that are cut go
 through states in memory like long rows (`absorb`, `join`, apply.py), all others through whole.py. Where
@@ -116,7 +116,8 @@ def list_tiles(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
-    steps, or where a document ends not far behind. Of the `length` rows, those without a tile are zeros.
+    steps, or where the nearest document does if that is not far. Of the `length` rows, those without a tile
+    are zeros.
     BEGINS [tokens]: where the document of each token begins; the last programs write it, if it is there."""
     after = tl.program_id(0) - programs - tl.cdiv(pieces + 1, BLOCK)
     if after >= 0:
@@ -142,10 +143,11 @@ def list_tiles(
         tl.store(at + 1, before * there, mask=inside)
         tl.store(at + 2, rest * there, mask=inside)
         tl.store(at + 3, 0 * there, mask=inside & (tile > pieces))
-        far = tl.cdiv(rest, CHUNK)
+        ahead = tl.cdiv(rest, CHUNK)
+        back = before // CHUNK
         limit = tl.maximum(tl.maximum(each // 8, 1), tl.minimum(each // 4, AS_LONG))
-        near = (tile < total) & (before > 0) & (far <= limit)
-        begins = tile + tl.where(near, far, 0)
+        near = (tile < total) & (tl.minimum(ahead, back) <= limit)
+        begins = tile + tl.where(near, tl.where(ahead <= back, ahead, -back), 0)
         tl.store(TILES + 4 * piece + 3, begins, mask=(piece >= 0) & (piece <= pieces))
 
 
