@@ -112,6 +112,8 @@ HORIZONS = [
            horizon=16, causal=True, state=state(seen=12)),
     misuse("horizon too small for a document", ValueError, "horizon", "at least 4", "horizon 3",
            **PACKED, cu_seqlens=ints(0, 1, 6), horizon=3),
+    misuse("horizon too small for several documents", ValueError, "horizon", "at least 3", "horizon 0.5",
+           **PACKED, cu_seqlens=ints(0, 2, 6), horizon=0.5),
     misuse("horizon too small for a later document", ValueError, "horizon", "at least 17", "horizon 16",
            **PACKED, cu_seqlens=ints(0, 1, 6), horizon=16, causal=True, state=state(seen=13)),
     misuse("horizon missing with a state", ValueError, "horizon", "must be given", "state", state=state()),

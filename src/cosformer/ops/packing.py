@@ -60,9 +60,9 @@ def check_documents(cu_seqlens: Tensor, length: int, positions: Tensor | None, h
     """The bounds, after making sure that no document, with what its state has seen, passes the horizon."""
     bounds = document_bounds(cu_seqlens, length)
     past = [0] * (len(bounds) - 1) if positions is None else positions.tolist()
-    for (a, b), seen in zip(itertools.pairwise(bounds), past, strict=True):
-        if b > a:
-            within_horizon(seen + b - a - 1, horizon, seen + b - a - 1)
+    documents = zip(itertools.pairwise(bounds), past, strict=True)
+    furthest = max((seen + b - a - 1 for (a, b), seen in documents if b > a), default=0)
+    within_horizon(furthest, horizon, furthest)
     return bounds
 
 
