@@ -8,7 +8,7 @@ keys.py      the gradients of k and v in causal attention
 states.py    the state of a stretch of rows
 fold.py      sums over heads that share a key head
 apply.py     bidirectional and cross attention; apply_gradients.py: their gradients
-documents.py packed documents as one list of tiles
+documents.py packed documents as one list of tiles; listing.py starts what makes it
 whole.py     bidirectional attention of packed documents, state and rows by the same block;
              whole_gradients.py: its gradients
 squares.py   the same of documents of one tile, and their gradients: squares instead of states

@@ -14,7 +14,6 @@ from cosformer.ops.hopper.cutting import (
     SUMS,
     is_small,
     multiprocessors,
-    of_full_list,
     of_list,
     to_apply,
     to_quarter,
@@ -22,20 +21,12 @@ from cosformer.ops.hopper.cutting import (
     to_walk,
     width_of,
 )
-from cosformer.ops.hopper.documents import (
-    CHAINED,
-    COUNTED,
-    EACH,
-    LISTED,
-    chain,
-    count_tiles,
-    join,
-    list_tiles,
-)
+from cosformer.ops.hopper.documents import chain, join
 from cosformer.ops.hopper.fold import BLOCK, fold
 from cosformer.ops.hopper.forward import walk_o
 from cosformer.ops.hopper.keys import walk_dkv
 from cosformer.ops.hopper.launch import describe, fits
+from cosformer.ops.hopper.listing import add_up, list_documents
 from cosformer.ops.hopper.queries import walk_dq
 from cosformer.ops.hopper.squares import square_gradients, square_o
 from cosformer.ops.hopper.states import absorb
@@ -98,7 +89,9 @@ class Call:
         self.groups: tuple[Tensor, Tensor] | None = None  # of short documents; where each token's begins
         if cu_seqlens is not None and joined:
             self.pieces = of_list(self.tq, self._most_pieces)
-            self.listed = self._list_tiles(cu_seqlens) if listed is None else listed
+            if listed is None:
+                grouped = not causal and self.group == 1
+                self.listed, self.groups = list_documents(tape, cu_seqlens, self.tq, self.pieces, grouped)
         self.tiles = None if self.listed is None else self.listed.view(torch.int32)
 
     def walk_o(self, pieces: Pieces, begin: State | None, after: State | None, parts: int = 0) -> None:
@@ -288,7 +281,7 @@ class Call:
         backwards = what == "dv"
         if self.joined:
             states = self.absorb(what, pieces)
-            self._chain(states, backwards)
+            self._add_up(chain, states, BACKWARDS=backwards)
             return State.within(states, self.dims[0]), None
         parts = self.parts_of(what, pieces)
         small = pieces.divided(parts)
@@ -306,7 +299,9 @@ class Call:
     def total(self, states: Tensor, pieces: Pieces, came: State | None) -> State:
         """The sum of all pieces of each row, and of what came in."""
         if self.joined:
-            return self._join(states)
+            sums = self._states(self.pieces, states.shape[1])
+            self._add_up(join, states, sums)
+            return State.within(sums, self.dims[0])
         if pieces.single and came is None:
             return State.within(states, self.dims[0])
         after = State.within(self._states(self.rows, states.shape[1]), self.dims[0])
@@ -345,43 +340,8 @@ class Call:
             1, blocks * multiprocessors(self.device) // (self.heads if self.causal else self.key_heads)
         )
 
-    def _list_tiles(self, cu: Tensor) -> Tensor:
-        """The list of documents.py, as the float32 that an op keeps: with the same bits."""
-        documents = self.documents
-        length = of_full_list(self.tq, documents)
-        first, tiles = self.tape.empty((documents + 1,), torch.int32), self.tape.empty((length, 4))
-        groups = begins = None
-        if not self.causal and self.group == 1:
-            groups, begins = (self.tape.empty(n, torch.int32) for n in ((2, documents + 1, 2), (self.tq,)))
-            self.groups = groups, begins
-        self.tape.launch(
-            count_tiles, 1, cu, first, groups, documents, CHUNK=CHUNK, BLOCK=COUNTED, EACH=EACH, num_warps=4
-        )
-        programs, more = -(-length // LISTED), -(-(self.pieces + 1) // LISTED)
-        if begins is not None:
-            more += -(-self.tq // LISTED)
-        self.tape.launch(
-            list_tiles, programs + more, cu, first, tiles.view(torch.int32), begins, documents,
-            length, self.pieces, programs, self.tq, CHUNK=CHUNK, BLOCK=LISTED, num_warps=4,
-        )  # fmt: skip
-        return tiles
-
-    def _chain(self, states: Tensor, backwards: bool) -> None:
-        self._add_up(chain, states, BACKWARDS=backwards)
-
-    def _join(self, parts: Tensor) -> State:
-        sums = self._states(self.pieces, parts.shape[1])
-        self._add_up(join, parts, sums)
-        return State.within(sums, self.dims[0])
-
     def _add_up(self, kernel: Any, *states: Tensor, **options: Any) -> None:
-        _, heads, size = states[0].shape
-        most = 1 << (self._most_pieces - 1).bit_length()
-        block = max(1, CHAINED // most)
-        self.tape.launch(
-            kernel, -(-size // block) * heads, *states, self.tiles, self.pieces, HEADS=heads, SIZE=size,
-            CHUNK=CHUNK, MOST=most, BLOCK=block, num_warps=1, **options,
-        )  # fmt: skip
+        add_up(self.tape, kernel, states, self.tiles, self.pieces, self._most_pieces, **options)
 
     def _scan(
         self, states: Tensor, pieces: Pieces, came: State | None, after: State | None,
