@@ -1,0 +1,63 @@
+"""What the tests of the kernels for Hopper on a GPU have in common."""
+
+import pytest
+import torch
+
+from cosformer import cosformer_attention
+from cosformer.ops.backends import backends
+from tests.ops.cases import distance
+
+WHY_NOT = next(b.reason for b in backends() if b.name == "hopper")
+on_a_gpu = pytest.mark.skipif(WHY_NOT is not None, reason=f"hopper: {WHY_NOT}")
+
+both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+FLOOR = 2**-9
+SHAPES = {  # head size, value size, heads, key heads
+    "64": (64, 64, 1, 1),
+    "128": (128, 128, 2, 2),
+    "40x64": (40, 64, 2, 2),
+    "40x64,grouped": (40, 64, 4, 2),
+    "96x72,grouped": (96, 72, 3, 1),
+}
+KINDS = {
+    "plain": {},
+    "mask": {"mask": True},
+    "packed": {"documents": 5},
+    "state": {"state": True},
+    "mask+state": {"mask": True, "state": True},
+    "packed+state": {"documents": 5, "state": True},
+}
+
+
+def assert_right(case, backend="hopper"):
+    """At most twice the error of the reference in bfloat16, which is taken to be FLOOR at least."""
+    case = case.to(torch.bfloat16)
+    exact = case.to(torch.float64).results("reference")
+    there = case.on("cuda")
+    plain, ours = there.results("reference"), there.results(backend)
+    for name, truth in exact.items():
+        assert ours[name].isfinite().all(), name
+        error = distance(plain[name], truth) if plain[name].isfinite().all() else 0.0
+        assert distance(ours[name], truth) <= 2 * max(error, FLOOR), name
+
+
+def inputs(*shape):
+    return [torch.randn(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(3)]
+
+
+def results(x, backend, grad, **options):
+    out = cosformer_attention(*x, backend=backend, **options)
+    return [out, *torch.autograd.grad(out, x, grad.to(out))]
+
+
+def in_double(x):
+    return [y.detach().double().requires_grad_() for y in x]
+
+
+def random_bounds(documents, length):
+    cuts = torch.randint(0, length + 1, (documents - 1,)).sort().values
+    return torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), length)])
+
+
+def bounds_of(*lengths):
+    return torch.tensor([0, *lengths]).cumsum(0)
