@@ -13,7 +13,7 @@ WRONG = support._wrong_triton(support._TRITON)
 pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
 
 SHARED = 228 * 1024  # bytes a multiprocessor has; each block takes 1 KiB more than it asks for
-SPILLED = {64: 24, 128: 256}  # bytes of stack a thread may need beside the 1,020 of its registers
+SPILLED = {64: 16, 128: 128}  # bytes of stack a thread may need beside the 1,020 of its registers
 
 # In a process of its own: here the kernels may have been made for the interpreter.
 COMPILE = """

@@ -62,7 +62,7 @@ def test_the_list(bounds):
     assert begins[3] == len(tiles)
     for i, begin in enumerate(begins[1:3], 1):
         even = min(i * each, len(tiles))
-        limit = max(1, each // 8, min(each // 4, 7))
+        limit = (max(1, each // 8, min(each // 4, 7)) + 1) // 2
         starts = [t for t, (_, before, _) in enumerate(tiles) if before == 0] + [len(tiles)]
         nearest = min(abs(t - even) for t in starts)
         assert abs(begin - even) == (nearest if nearest <= limit else 0)
@@ -98,17 +98,19 @@ def test_neighbours_of_one_tile_are_a_group(bounds):
 
 
 @cases
-def test_where_the_document_of_each_token_begins(bounds):
+def test_where_the_document_of_each_token_begins_and_ends(bounds):
     from cosformer.ops.hopper.documents import list_tiles
 
     cu, documents, tokens = torch.tensor(bounds, device=DEVICE), len(bounds) - 1, bounds[-1]
     first, tiles = (torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (documents + 1, 64))
-    begins = torch.full((tokens + 16,), -1, dtype=torch.int32, device=DEVICE)
+    found = torch.full((tokens + 16, 2), -1, dtype=torch.int32, device=DEVICE)
     list_tiles[(2 - -tokens // 16,)](
-        cu, first, tiles, begins, documents, 16, 3, 1, tokens, CHUNK=64, BLOCK=16
+        cu, first, tiles, found, documents, 16, 3, 1, tokens, CHUNK=64, BLOCK=16
     )  # fmt: skip
-    assert begins[:tokens].tolist() == [begin for begin, end in pairwise(bounds) for _ in range(begin, end)]
-    assert (begins[tokens:] == -1).all()
+    assert found[:tokens].tolist() == [
+        [begin, end] for begin, end in pairwise(bounds) for _ in range(begin, end)
+    ]
+    assert (found[tokens:] == -1).all()
 
 
 @cases

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.documents import part_of
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
     fetch,
@@ -44,7 +45,6 @@ from cosformer.ops.hopper.tiles import (
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "s_stride", "z_stride",
            "states"]  # fmt: skip
-PARTS = gl.constexpr(16)  # columns of the product with z
 
 
 @gluon.jit
@@ -60,15 +60,15 @@ def settle_sum(S, Z, count, apart, sc_room, ss_room, zc_room, zs_room, D: gl.con
 
 
 @gluon.jit
-def settle(S, Z, index, s_stride, z_stride, sc_room, ss_room, zc_room, zs_room, D: gl.constexpr,
-           DV: gl.constexpr, W: gl.constexpr, LINES: gl.constexpr):  # fmt: skip
-    """A state from memory into shared memory, in bfloat16; z as PARTS equal rows."""
+def settle(S, Z, index, s_stride, z_stride, sc_room, ss_room, zc_room, zs_room, SHARES: gl.constexpr,
+           D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, LINES: gl.constexpr):  # fmt: skip
+    """A state from memory into shared memory, in bfloat16; z as PARTS equal rows, so many of which are z."""
     index = index.to(gl.int64)
     at, inside = matrix(S + index * s_stride, D, DV, W, LINES)
     sc_room.index(0).store(gl.load(at, mask=inside, other=0.0).to(gl.bfloat16))
     ss_room.index(0).store(gl.load(at + D * DV, mask=inside, other=0.0).to(gl.bfloat16))
-    zc_room.index(0).store(spread(Z + index * z_stride, PARTS, D, W, LINES).to(gl.bfloat16))
-    zs_room.index(0).store(spread(Z + index * z_stride + D, PARTS, D, W, LINES).to(gl.bfloat16))
+    zc_room.index(0).store(spread(Z + index * z_stride, PARTS, SHARES, D, W, LINES).to(gl.bfloat16))
+    zs_room.index(0).store(spread(Z + index * z_stride + D, PARTS, SHARES, D, W, LINES).to(gl.bfloat16))
     fence_async_shared()
 
 
@@ -111,7 +111,7 @@ def apply_o(
                        DV, W, LINES)  # fmt: skip
         else:
             settle(S, Z, row * (HEADS // GROUP) + head // GROUP, s_stride, z_stride, sc_room, ss_room,
-                   zc_room, zs_room, D, DV, W, LINES)  # fmt: skip
+                   zc_room, zs_room, PARTS, D, DV, W, LINES)  # fmt: skip
     of_q = gl.arange(0, CHUNK, layout=of_rows(left(RESULT)))
     of_o = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)

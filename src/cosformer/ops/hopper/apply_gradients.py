@@ -21,17 +21,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cosformer.ops.hopper.apply import PARTS, settle
+from cosformer.ops.hopper.apply import settle
 from cosformer.ops.hopper.documents import part_of
 from cosformer.ops.hopper.states import store_state
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
     blank,
+    deal_out,
     fetch,
     flat,
-    in_runs,
+    hidden,
     left,
     lines,
     of_rows,
@@ -40,11 +42,14 @@ from cosformer.ops.hopper.tiles import (
     product,
     put,
     room,
-    runs,
     scratch,
     send,
     sync,
+    thin,
+    thin_lines,
+    thin_scratch,
     turned,
+    where_positive,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
@@ -59,7 +64,6 @@ def apply_dq(
     STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """STATES [slots, GROUP, key heads, 2 D (Dv + 1)]: R of each piece and head."""
-    RUNS: gl.constexpr = runs(W, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
@@ -76,6 +80,7 @@ def apply_dq(
     out = room(1, CHUNK, W)
     qcos_room = scratch(CHUNK, W)
     qsin_room = scratch(CHUNK, W)
+    deal_room = thin_scratch(CHUNK)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
     zc_room = scratch(PARTS, W)
@@ -92,15 +97,14 @@ def apply_dq(
         if CARRIED:
             origin += gl.load(POSITIONS + row).to(gl.int32)
         settle(S, Z, row * (HEADS // GROUP) + head // GROUP, s_stride, z_stride, sc_room, ss_room, zc_room,
-               zs_room, D, DV, W, LINES)  # fmt: skip
+               zs_room, 1, D, DV, W, LINES)  # fmt: skip
     rc = gl.zeros([W, W], gl.float32, STATE)
     rs = gl.zeros([W, W], gl.float32, STATE)
-    zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+    zc = gl.zeros([W, PARTS], gl.float32, thin(W, WARPS))
     zs = zc
     of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
     of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    no_e = gl.zeros([CHUNK, PARTS], gl.float32, left(RESULT))
     vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
     d = gl.load(DEN + vectors + begin + of_q, mask=begin + of_q < end, other=1.0)
     for t in range(chunks):
@@ -110,6 +114,7 @@ def apply_dq(
         zero = anew(t)
         q_c = qcos_room.index(zero)
         q_s = qsin_room.index(zero)
+        dealt = deal_room.index(zero)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
@@ -128,27 +133,25 @@ def apply_dq(
         bound = gl.where(d < eps, eps, d)
         r = gl.where(used, 1.0 / bound, 0.0)
         x = tile_q.load(LINES)
-        phi_c = phased(x, cos * r)
-        phi_s = phased(x, sin * r)
-        q_c.store(phi_c)
-        q_s.store(phi_s)
-        zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
-        zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
-        columns = (gl.convert_layout(e, of_rows(left(RESULT)))[:, None] + no_e).to(gl.bfloat16)
+        q_c.store(phased(x, cos * r))
+        q_s.store(phased(x, sin * r))
+        deal_out(gl.convert_layout(e, of_rows(thin_lines(WARPS))), dealt, WARPS)
         fence_async_shared()
         x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-        x = warpgroup_mma(columns, z_c, x, is_async=True)
+        x = warpgroup_mma(dealt, z_c, x, is_async=True)
         y = warpgroup_mma(tile_g, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
-        y = warpgroup_mma(columns, z_s, y, is_async=True)
+        y = warpgroup_mma(dealt, z_s, y, is_async=True)
         rc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, rc, is_async=True)
+        zc_next = warpgroup_mma(q_c.permute((1, 0)), dealt, zc, is_async=True)
         rs_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, rs, is_async=True)
-        x, y, columns = warpgroup_mma_wait(num_outstanding=2, deps=[x, y, columns])
+        zs_next = warpgroup_mma(q_s.permute((1, 0)), dealt, zs, is_async=True)
+        x, y = warpgroup_mma_wait(num_outstanding=4, deps=[x, y])
         cos_y, sin_y = phases(origin + first + of_y, theta)
         r_y = gl.convert_layout(r, of_rows(RESULT))
         y = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
-        y = gl.where(tile_q.load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
+        y = where_positive(y, tile_q.load(RESULT))
         d = gl.load(DEN + vectors + first + CHUNK + of_q, mask=first + CHUNK + of_q < end, other=1.0)
-        rc, rs = warpgroup_mma_wait(num_outstanding=0, deps=[rc_next, rs_next])
+        rc, rs, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[rc_next, rs_next, zc_next, zs_next])
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)
@@ -166,7 +169,7 @@ def apply_dq(
             fetch(o, os.index(stage), bars.index(stage), batch, token_next, head)
     KEY_HEADS: gl.constexpr = HEADS // GROUP
     index = gl.where(slot >= 0, (slot * GROUP + head % GROUP) * KEY_HEADS + head // GROUP, -1)
-    store_state(STATES, index, rc, rs, zc, zs, D, DV, W, STATE, LINES)
+    store_state(STATES, index, rc, rs, zc, zs, D, DV, W, WARPS)
     tma.store_wait(0)
 
 
@@ -203,8 +206,8 @@ def apply_dkv(
     if chunks > 0:
         if CARRIED:
             origin += gl.load(POSITIONS + row).to(gl.int32)
-        settle(S, Z, row * HEADS + head, s_stride, z_stride, sc_room, ss_room, zc_room, zs_room, D, DV, W,
-               LINES)  # fmt: skip
+        settle(S, Z, row * HEADS + head, s_stride, z_stride, sc_room, ss_room, zc_room, zs_room, PARTS, D, DV,
+               W, LINES)  # fmt: skip
     of_k = gl.arange(0, CHUNK, layout=of_rows(left(RESULT)))
     of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
@@ -234,21 +237,20 @@ def apply_dkv(
         x, y = warpgroup_mma_wait(num_outstanding=2, deps=[x, y])
         cos_y, sin_y = phases(origin + first + of_y, theta)
         y = x * cos_y[:, None] + y * sin_y[:, None]
-        y = gl.where(tile_k.load(RESULT) > 0, y, 0.0)
+        y = where_positive(y, tile_k.load(RESULT))
         if MASKED:
             keep = gl.load(
                 MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=first + of_y < end, other=0
             )
-            y = gl.where((keep != 0)[:, None], y, 0.0)
-        y = y.to(gl.bfloat16)
+            y = hidden(y, keep != 0)
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)
         w, k_c, k_s = warpgroup_mma_wait(num_outstanding=0, deps=[w, k_c, k_s])
         if MASKED:
-            w = gl.where((keep != 0)[:, None], w, 0.0)
-        w = w.to(gl.bfloat16)
-        flat(out.index(1)).store(w)
+            flat(out.index(1)).store(hidden(w.to(gl.bfloat16), keep != 0))
+        else:
+            flat(out.index(1)).store(w.to(gl.bfloat16))
         fence_async_shared()
         sync()
         if PACKED and first + CHUNK > end:

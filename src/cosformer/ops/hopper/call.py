@@ -48,7 +48,7 @@ SIZES = {
     "apply_dq": {64: (2, 4), 128: (2, 8)},
     "apply_dkv": {64: (2, 4), 128: (2, 8)},
     "whole_o": {64: (2, 4), 128: (2, 8)},
-    "whole_gradients": {64: (2, 4), 128: (1, 8)},
+    "whole_gradients": {64: (3, 4), 128: (2, 8)},
     "square_o": {64: (2, 4), 128: (2, 4)},
     "square_gradients": {64: (2, 4), 128: (2, 8)},
 }
@@ -86,7 +86,7 @@ class Call:
         )  # fmt: skip
         self.causal, self.joined = causal, joined
         self.pieces, self.listed = 0, listed
-        self.groups: tuple[Tensor, Tensor] | None = None  # of short documents; where each token's begins
+        self.groups: tuple[Tensor, Tensor] | None = None  # of short documents; bounds of each token's
         if cu_seqlens is not None and joined:
             self.pieces = of_list(self.tq, self._most_pieces)
             if listed is None:

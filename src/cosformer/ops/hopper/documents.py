@@ -112,19 +112,21 @@ def _search(BOUNDS, x, documents):
 
 @triton.jit(do_not_specialize=["documents", "length", "pieces", "programs", "tokens"])
 def list_tiles(
-    CU, FIRST, TILES, BEGINS, documents, length, pieces, programs, tokens, CHUNK: tl.constexpr,
+    CU, FIRST, TILES, BOUNDS, documents, length, pieces, programs, tokens, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program lists BLOCK tiles, those after the first `programs` where BLOCK pieces begin: in equal
     steps, or where the nearest document does if that is not far. Of the `length` rows, those without a tile
     are zeros.
-    BEGINS [tokens]: where the document of each token begins; the last programs write it, if it is there."""
+    BOUNDS [tokens, 2]: where the document of each token begins and ends; the last programs write it, if it is
+    there."""
     after = tl.program_id(0) - programs - tl.cdiv(pieces + 1, BLOCK)
     if after >= 0:
-        if BEGINS is not None:
+        if BOUNDS is not None:
             token = after * BLOCK + tl.arange(0, BLOCK)
-            begin = tl.load(CU + _search(CU, token, documents)).to(tl.int32)
-            tl.store(BEGINS + token, begin, mask=token < tokens)
+            document = _search(CU, token, documents)
+            tl.store(BOUNDS + 2 * token, tl.load(CU + document).to(tl.int32), mask=token < tokens)
+            tl.store(BOUNDS + 2 * token + 1, tl.load(CU + document + 1).to(tl.int32), mask=token < tokens)
     else:
         total = tl.load(FIRST + documents)
         each = tl.cdiv(total, pieces)
@@ -146,7 +148,7 @@ def list_tiles(
         ahead = tl.cdiv(rest, CHUNK)
         back = before // CHUNK
         limit = tl.maximum(tl.maximum(each // 8, 1), tl.minimum(each // 4, AS_LONG))
-        near = (tile < total) & (tl.minimum(ahead, back) <= limit)
+        near = (tile < total) & (2 * tl.minimum(ahead, back) <= limit + 1)
         begins = tile + tl.where(near, tl.where(ahead <= back, ahead, -back), 0)
         tl.store(TILES + 4 * piece + 3, begins, mask=(piece >= 0) & (piece <= pieces))
 

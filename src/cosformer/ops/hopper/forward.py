@@ -41,13 +41,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
+    below,
     blank,
+    deal,
     fetch,
     flat,
     hidden,
-    in_runs,
+    in_parts,
     left,
     lines,
     matrix,
@@ -58,13 +61,13 @@ from cosformer.ops.hopper.tiles import (
     product,
     put,
     room,
-    runs,
     scratch,
     send,
-    spread,
     summed,
-    summed_and_spread,
+    summed_in_parts,
     sync,
+    thin,
+    thin_scratch,
     turned,
 )
 
@@ -83,11 +86,11 @@ def walk_o(
 ):  # fmt: skip
     """q, k, v, o as the copy engine sees them; O: o as memory. S, Z: what each piece starts from, or with
     SUMMED what so many `states` of each piece add to that; S_OUT, Z_OUT: the state after the last chunk."""
-    RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
-    PARTS: gl.constexpr = product(CHUNK, RUNS, WARPS)
+    THIN: gl.constexpr = thin(CHUNK, WARPS)
+    SUMS: gl.constexpr = thin(W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     IN_PLACE: gl.constexpr = W == 128
     BYTES: gl.constexpr = 3 * CHUNK * W * 2
@@ -117,8 +120,9 @@ def walk_o(
     ksin_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
-    zc_room = scratch(RUNS, W)
-    zs_room = scratch(RUNS, W)
+    zc_room = thin_scratch(W)
+    zs_room = thin_scratch(W)
+    deal_room = deal(WARPS)
     bars = barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
@@ -128,7 +132,7 @@ def walk_o(
             fetch(k, ks.index(i), bars.index(i), batch, at, key_head)
             fetch(v, vs.index(i), bars.index(i), batch, at, key_head)
 
-    zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+    zc = gl.zeros([W, PARTS], gl.float32, SUMS)
     zs = zc
     if STARTED:
         if JOINED:
@@ -146,14 +150,14 @@ def walk_o(
             at_z = Z + index * z_stride
             sc = summed(at, inside, before, apart)
             ss = summed(at + D * DV, inside, before, apart)
-            zc = in_runs(summed_and_spread(at_z, before, apart, CHUNK, D, W, LINES), RUNS)
-            zs = in_runs(summed_and_spread(at_z + D, before, apart, CHUNK, D, W, LINES), RUNS)
+            zc = summed_in_parts(at_z, before, apart, D, W, WARPS)
+            zs = summed_in_parts(at_z + D, before, apart, D, W, WARPS)
         else:
             sc = gl.load(at, mask=inside, other=0.0)
             ss = gl.load(at + D * DV, mask=inside, other=0.0)
-        if (not SUMMED) and slot >= 0:
-            zc = in_runs(spread(Z + index * z_stride, CHUNK, D, W, LINES), RUNS)
-            zs = in_runs(spread(Z + index * z_stride + D, CHUNK, D, W, LINES), RUNS)
+            if slot >= 0:
+                zc = in_parts(Z + index * z_stride, D, W, WARPS)
+                zs = in_parts(Z + index * z_stride + D, D, W, WARPS)
     else:
         sc = gl.zeros([W, W], gl.float32, STATE)
         ss = gl.zeros([W, W], gl.float32, STATE)
@@ -163,10 +167,10 @@ def walk_o(
     of_o = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     i = gl.arange(0, CHUNK, layout=of_rows(SQUARE))
     j = gl.arange(0, CHUNK, layout=of_columns(SQUARE))
-    past = i[:, None] >= j[None, :]
+    steps = 16 * (i[:, None] - j[None, :] + 1)
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    no_parts = gl.zeros([CHUNK, RUNS], gl.float32, PARTS)
+    no_parts = gl.zeros([CHUNK, PARTS], gl.float32, THIN)
     if MASKED:
         shown = gl.load(MASK + first + of_k, mask=of_k < rest, other=0)
     for t in range(chunks):
@@ -175,16 +179,15 @@ def walk_o(
         if not JOINED:
             token, first, rest = tile_at(t, TILES, start, begin, end, JOINED)
             follows: gl.constexpr = True
-            goes_on: gl.constexpr = True
         else:
             ahead, first_ahead, rest_ahead = tile_at(gl.minimum(t + 1, chunks - 1), TILES, 0, begin, 0, True)
             follows = first > 0
-            goes_on = rest > CHUNK
         zero = anew(t)
         s_c = sc_room.index(zero)
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
+        dealt = deal_room.index(zero)
         if follows:
             s_c.store(sc.to(gl.bfloat16))
             s_s.store(ss.to(gl.bfloat16))
@@ -199,9 +202,10 @@ def walk_o(
         tile_k = flat(ks.index(stage))
         tile_q = flat(qs.index(stage))
         tile_v = flat(vs.index(stage))
+        x = tile_k.load(LINES)
         if MASKED or PACKED:
-            hidden_cos = gl.where(keep, cos, 0.0)
-            hidden_sin = gl.where(keep, sin, 0.0)
+            phi_c = phased(x, gl.where(keep, cos, 0.0))
+            phi_s = phased(x, gl.where(keep, sin, 0.0))
             if MASKED and not IN_PLACE:  # in place, all would have to wait for each other once more
                 x = hidden(tile_v.load(LINES), keep)
                 tile_v = v_room.index(zero)
@@ -209,14 +213,8 @@ def walk_o(
             elif MASKED or rest < CHUNK:
                 blank(tile_v, keep, LINES)
         else:
-            hidden_cos = cos
-            hidden_sin = sin
-        x = tile_k.load(LINES)
-        phi_c = phased(x, hidden_cos)
-        phi_s = phased(x, hidden_sin)
-        if goes_on:
-            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32), RUNS)
-            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32), RUNS)
+            phi_c = turned(x, cos)
+            phi_s = turned(x, sin)
         if IN_PLACE:
             k_c = tile_k
         else:
@@ -228,8 +226,8 @@ def walk_o(
             y = tile_q.load(LINES)
             q_c = tile_q
             q_s = qsin_room.index(zero)
-            q_c.store(phased(y, cos))
-            q_s.store(phased(y, sin))
+            q_c.store(turned(y, cos))
+            q_s.store(turned(y, sin))
         else:
             y = tile_q.load(left(SQUARE))
             cos_q, sin_q = phases(origin + first + of_q, theta)
@@ -244,44 +242,49 @@ def walk_o(
             sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
             ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
             p = warpgroup_mma_wait(num_outstanding=2, deps=[p])
-        p = gl.where(past, p, 0.0)
-        d = gl.sum(p, axis=1)
-        weights = gl.convert_layout(p.to(gl.bfloat16), left(RESULT))
+        p = below(p, steps)
+        weights = gl.convert_layout(p, left(RESULT))
+        shares = gl.convert_layout(p, left(THIN))
         acc = no_result
         parts = no_parts
         if follows:
             if IN_PLACE:
                 acc = warpgroup_mma(q_c, s_c, no_result, use_acc=False, is_async=True)
                 acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
-                parts = warpgroup_mma(q_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
-                parts = warpgroup_mma(q_s, z_s.permute((1, 0)), parts, is_async=True)
+                parts = warpgroup_mma(q_c, z_c, no_parts, use_acc=False, is_async=True)
+                parts = warpgroup_mma(q_s, z_s, parts, is_async=True)
             else:
                 acc_c = gl.convert_layout(q_c, left(RESULT))
                 acc_s = gl.convert_layout(q_s, left(RESULT))
                 acc = warpgroup_mma(acc_c, s_c, no_result, use_acc=False, is_async=True)
                 acc = warpgroup_mma(acc_s, s_s, acc, is_async=True)
-                z_q = gl.convert_layout(q_c, left(PARTS))
-                z_r = gl.convert_layout(q_s, left(PARTS))
-                parts = warpgroup_mma(z_q, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
-                parts = warpgroup_mma(z_r, z_s.permute((1, 0)), parts, is_async=True)
+                z_q = gl.convert_layout(q_c, left(THIN))
+                z_r = gl.convert_layout(q_s, left(THIN))
+                parts = warpgroup_mma(z_q, z_c, no_parts, use_acc=False, is_async=True)
+                parts = warpgroup_mma(z_r, z_s, parts, is_async=True)
             if JOINED:
                 acc, parts = warpgroup_mma_wait(num_outstanding=0, deps=[acc, parts])
         acc = warpgroup_mma(weights, tile_v, acc, is_async=True)
+        parts = warpgroup_mma(shares, dealt, parts, is_async=True)
         if IN_PLACE:
             sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, use_acc=follows, is_async=True)
             ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, use_acc=follows, is_async=True)
-            acc, parts, weights = warpgroup_mma_wait(num_outstanding=2, deps=[acc, parts, weights])
-        else:
-            acc, parts, weights, q_c, q_s = warpgroup_mma_wait(
-                num_outstanding=0, deps=[acc, parts, weights, q_c, q_s]
+        zc_next = warpgroup_mma(k_c.permute((1, 0)), dealt, zc, use_acc=follows, is_async=True)
+        zs_next = warpgroup_mma(k_s.permute((1, 0)), dealt, zs, use_acc=follows, is_async=True)
+        if IN_PLACE:
+            acc, parts, weights, shares = warpgroup_mma_wait(
+                num_outstanding=4, deps=[acc, parts, weights, shares]
             )
-        d = gl.convert_layout(d, of_rows(RESULT))
-        d += gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))
+        else:
+            acc, parts, weights, shares, q_c, q_s = warpgroup_mma_wait(
+                num_outstanding=2, deps=[acc, parts, weights, shares, q_c, q_s]
+            )
+        d = gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))
         result = (acc * (1.0 / gl.maximum(d, eps))[:, None]).to(gl.bfloat16)
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(result)
-        sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
+        sc, ss, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next, zc_next, zs_next])
         fence_async_shared()
         sync()
         if PACKED and rest < CHUNK:
@@ -303,7 +306,7 @@ def walk_o(
         at, inside = matrix(S_OUT + index * s_out_stride, D, DV, W, STATE)
         gl.store(at, sc, mask=inside)
         gl.store(at + D * DV, ss, mask=inside)
-        feature = gl.arange(0, W, layout=of_columns(LINES))
+        feature = gl.arange(0, W, layout=of_rows(SUMS))
         at_z = Z_OUT + index * z_out_stride + feature
-        gl.store(at_z, gl.convert_layout(gl.sum(zc, axis=0), of_columns(LINES)), mask=feature < D)
-        gl.store(at_z + D, gl.convert_layout(gl.sum(zs, axis=0), of_columns(LINES)), mask=feature < D)
+        gl.store(at_z, gl.sum(zc, axis=1), mask=feature < D)
+        gl.store(at_z + D, gl.sum(zs, axis=1), mask=feature < D)

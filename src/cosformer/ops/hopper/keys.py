@@ -34,12 +34,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
+    above,
     anew,
     barriers,
     blank,
+    deal_out,
     fetch,
     flat,
-    in_runs,
+    hidden,
+    in_parts,
     left,
     lines,
     matrix,
@@ -50,12 +54,14 @@ from cosformer.ops.hopper.tiles import (
     product,
     put,
     room,
-    runs,
     scratch,
     send,
-    spread,
     sync,
+    thin,
+    thin_lines,
+    thin_scratch,
     turned,
+    where_positive,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride", "s_stride", "z_stride",
@@ -71,11 +77,11 @@ def walk_dkv(
     STARTED: gl.constexpr, STORED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """S, Z: the gradient of the state after each piece; S_OUT, Z_OUT: of the one before the first."""
-    RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
+    SUMS: gl.constexpr = thin(W, WARPS)
     TILE: gl.constexpr = CHUNK * W * 2
     LATE: gl.constexpr = STAGES if W == 64 else 1  # stages of v and g
 
@@ -98,8 +104,9 @@ def walk_dkv(
     qsin_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
-    zc_room = scratch(RUNS, W)
-    zs_room = scratch(RUNS, W)
+    zc_room = thin_scratch(W)
+    zs_room = thin_scratch(W)
+    deal_room = thin_scratch(CHUNK)
     bars = barriers(STAGES)
     late_bars = barriers(LATE)
     for i in gl.static_range(STAGES):
@@ -115,7 +122,7 @@ def walk_dkv(
             fetch(v, vs.index(i), late_bars.index(i), batch, at, key_head)
             fetch(g, gs.index(i), late_bars.index(i), batch, at, head)
 
-    zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+    zc = gl.zeros([W, PARTS], gl.float32, SUMS)
     zs = zc
     if STARTED:
         if JOINED:
@@ -126,23 +133,25 @@ def walk_dkv(
         sc = gl.load(at, mask=inside, other=0.0)
         ss = gl.load(at + D * DV, mask=inside, other=0.0)
         if slot >= 0:
-            zc = in_runs(spread(Z + index * z_stride, CHUNK, D, W, LINES), RUNS)
-            zs = in_runs(spread(Z + index * z_stride + D, CHUNK, D, W, LINES), RUNS)
+            zc = in_parts(Z + index * z_stride, D, W, WARPS)
+            zs = in_parts(Z + index * z_stride + D, D, W, WARPS)
     else:
         sc = gl.zeros([W, W], gl.float32, STATE)
         ss = gl.zeros([W, W], gl.float32, STATE)
 
     of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
+    of_e = gl.arange(0, CHUNK, layout=of_rows(thin_lines(WARPS)))
     of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     i = gl.arange(0, CHUNK, layout=of_columns(SQUARE))
     j = gl.arange(0, CHUNK, layout=of_rows(SQUARE))
-    future = i[None, :] >= j[:, None]
+    steps = 16 * (j[:, None] - i[None, :])
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    ones = gl.full([CHUNK, RUNS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
+    ones = gl.full([CHUNK, PARTS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
+    ones_a = gl.convert_layout(ones, left(SQUARE))
     vectors = (batch * HEADS + head).to(gl.int64) * tokens
     r = gl.load(INVERSE + vectors + token + of_q, mask=(of_q < rest) & (chunks > 0), other=0.0)
-    e = gl.load(E + vectors + token + of_q, mask=(of_q < rest) & (chunks > 0), other=0.0)
+    e = gl.load(E + vectors + token + of_e, mask=(of_e < rest) & (chunks > 0), other=0.0)
     for t in range(chunks):
         stage = t % STAGES
         late = t % LATE
@@ -163,6 +172,7 @@ def walk_dkv(
         s_s = ss_room.index(zero)
         z_c = zc_room.index(zero)
         z_s = zs_room.index(zero)
+        dealt = deal_room.index(zero)
         if follows:
             s_c.store(sc.to(gl.bfloat16))
             s_s.store(ss.to(gl.bfloat16))
@@ -175,13 +185,9 @@ def walk_dkv(
         tile_v = flat(vs.index(late))
         tile_g = flat(gs.index(late))
         x = q_c.load(LINES)
-        phi_c = phased(x, cos * r)
-        phi_s = phased(x, sin * r)
-        q_c.store(phi_c)
-        q_s.store(phi_s)
-        if goes_on:
-            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
-            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
+        q_c.store(phased(x, cos * r))
+        q_s.store(phased(x, sin * r))
+        deal_out(e, dealt, WARPS)
         x = k_c.load(LINES)
         k_c.store(turned(x, cos))
         k_s.store(turned(x, sin))
@@ -193,7 +199,7 @@ def walk_dkv(
             blank(tile_g, of_q < rest, LINES)
             fence_async_shared()
         p = warpgroup_mma_wait(num_outstanding=0, deps=[p])
-        p = gl.convert_layout(gl.where(future, p, 0.0).to(gl.bfloat16), left(RESULT))
+        p = gl.convert_layout(above(p, steps), left(RESULT))
         y = no_result
         if follows:
             y = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
@@ -201,16 +207,16 @@ def walk_dkv(
             if JOINED:
                 y = warpgroup_mma_wait(num_outstanding=0, deps=[y])
         y = warpgroup_mma(p, tile_g, y, is_async=True)
-        e_i = gl.load(E + vectors + token + i, mask=i < rest, other=0.0)
         y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
         if MASKED:
             keep = gl.load(MASK + batch.to(gl.int64) * mask_stride + first + of_y, mask=of_y < rest, other=0)
-            y = gl.where((keep != 0)[:, None], y, 0.0)
+            y = hidden(y.to(gl.bfloat16), keep != 0)
         y = y.to(gl.bfloat16)
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), no_square, use_acc=False, is_async=True)
+        a = warpgroup_mma(ones_a, dealt.permute((1, 0)), a, is_async=True)
         fence_async_shared()
         sync()
         if PACKED and rest < CHUNK:
@@ -218,29 +224,28 @@ def walk_dkv(
         else:
             send(dv, out.index(0), batch, token, head)
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
-        a = gl.where(future, a + e_i[None, :], 0.0)
-        a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
+        a = gl.convert_layout(above(a, steps), left(RESULT))
         cos_y, sin_y = phases(origin + first + of_y, theta)
         if JOINED:
             x = warpgroup_mma(a, q_c, no_result, use_acc=False, is_async=True)
             x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
             if follows:
                 x = warpgroup_mma(tile_v, s_c.permute((1, 0)), x, is_async=True)
-                x = warpgroup_mma(ones, z_c, x, is_async=True)
+                x = warpgroup_mma(ones, z_c.permute((1, 0)), x, is_async=True)
                 x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
             x = x * (cos_y / sin_y)[:, None]
             if follows:
                 x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
-                x = warpgroup_mma(ones, z_s, x, is_async=True)
+                x = warpgroup_mma(ones, z_s.permute((1, 0)), x, is_async=True)
                 x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
         else:
             x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-            x = warpgroup_mma(ones, z_c, x, is_async=True)
+            x = warpgroup_mma(ones, z_c.permute((1, 0)), x, is_async=True)
             x = warpgroup_mma(a, q_c, x, is_async=True)
             x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
             x = x * (cos_y / sin_y)[:, None]
             x = warpgroup_mma(tile_v, s_s.permute((1, 0)), x, is_async=True)
-            x = warpgroup_mma(ones, z_s, x, is_async=True)
+            x = warpgroup_mma(ones, z_s.permute((1, 0)), x, is_async=True)
         x = warpgroup_mma(a, q_s, x, is_async=True)
         if JOINED:
             x, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, a])
@@ -250,21 +255,25 @@ def walk_dkv(
                 b_c = flat(qs.index(stage + again)).permute((1, 0))
                 b_s = qsin_room.index(again).permute((1, 0))
                 c = flat(gs.index(late + again))
+                b_e = deal_room.index(again)
                 sc = warpgroup_mma(b_c, c, sc, use_acc=follows, is_async=True)
+                zc = warpgroup_mma(b_c, b_e, zc, use_acc=follows, is_async=True)
                 ss = warpgroup_mma(b_s, c, ss, use_acc=follows, is_async=True)
-                sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
+                zs = warpgroup_mma(b_s, b_e, zs, use_acc=follows, is_async=True)
+                sc, ss, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss, zc, zs])
         else:
             sc_next = warpgroup_mma(q_c.permute((1, 0)), tile_g, sc, is_async=True)
+            zc_next = warpgroup_mma(q_c.permute((1, 0)), dealt, zc, is_async=True)
             ss_next = warpgroup_mma(q_s.permute((1, 0)), tile_g, ss, is_async=True)
-            x, a = warpgroup_mma_wait(num_outstanding=2, deps=[x, a])
-        y = gl.where(k_c.load(RESULT) > 0, x * sin_y[:, None], 0.0)
+            zs_next = warpgroup_mma(q_s.permute((1, 0)), dealt, zs, is_async=True)
+            x, a = warpgroup_mma_wait(num_outstanding=4, deps=[x, a])
+        y = where_positive(x * sin_y[:, None], k_c.load(RESULT))
         if MASKED:
-            y = gl.where((keep != 0)[:, None], y, 0.0)
-        y = y.to(gl.bfloat16)
+            y = hidden(y, keep != 0)
         r = gl.load(INVERSE + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
-        e = gl.load(E + vectors + ahead + of_q, mask=of_q < rest_ahead, other=0.0)
+        e = gl.load(E + vectors + ahead + of_e, mask=of_e < rest_ahead, other=0.0)
         if not JOINED:
-            sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next])
+            sc, ss, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[sc_next, ss_next, zc_next, zs_next])
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)
@@ -291,7 +300,7 @@ def walk_dkv(
         at, inside = matrix(S_OUT + index * s_out_stride, D, DV, W, STATE)
         gl.store(at, sc, mask=inside)
         gl.store(at + D * DV, ss, mask=inside)
-        feature = gl.arange(0, W, layout=of_columns(LINES))
+        feature = gl.arange(0, W, layout=of_rows(SUMS))
         at_z = Z_OUT + index * z_out_stride + feature
-        gl.store(at_z, gl.convert_layout(gl.sum(zc, axis=0), of_columns(LINES)), mask=feature < D)
-        gl.store(at_z + D, gl.convert_layout(gl.sum(zs, axis=0), of_columns(LINES)), mask=feature < D)
+        gl.store(at_z, gl.sum(zc, axis=1), mask=feature < D)
+        gl.store(at_z + D, gl.sum(zs, axis=1), mask=feature < D)

@@ -14,23 +14,23 @@ def list_documents(
     tape: Tape, cu: Tensor, tokens: int, pieces: int, grouped: bool
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The list, as the float32 that an op keeps: with the same bits. `grouped`: without documents of one
-    tile; and these in groups, and where the document of each token begins."""
+    tile; and these in groups, and where the document of each token begins and ends."""
     documents = cu.shape[0] - 1
     length = of_full_list(tokens, documents)
     first, tiles = tape.empty((documents + 1,), torch.int32), tape.empty((length, 4))
-    groups = begins = None
+    groups = bounds = None
     programs, more = -(-length // LISTED), -(-(pieces + 1) // LISTED)
     if grouped:
-        groups, begins = (tape.empty(n, torch.int32) for n in ((2, documents + 1, 2), (tokens,)))
+        groups, bounds = (tape.empty(n, torch.int32) for n in ((2, documents + 1, 2), (tokens, 2)))
         more += -(-tokens // LISTED)
     tape.launch(
         count_tiles, 1, cu, first, groups, documents, CHUNK=CHUNK, BLOCK=COUNTED, EACH=EACH, num_warps=4
     )
     tape.launch(
-        list_tiles, programs + more, cu, first, tiles.view(torch.int32), begins, documents, length, pieces,
+        list_tiles, programs + more, cu, first, tiles.view(torch.int32), bounds, documents, length, pieces,
         programs, tokens, CHUNK=CHUNK, BLOCK=LISTED, num_warps=4,
     )  # fmt: skip
-    return tiles, None if groups is None or begins is None else (groups, begins)
+    return tiles, None if groups is None or bounds is None else (groups, bounds)
 
 
 def add_up(

@@ -31,12 +31,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.documents import tile_at, way
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
+    below,
     blank,
+    deal,
     fetch,
     flat,
-    in_runs,
+    in_parts,
     left,
     lines,
     matrix,
@@ -47,11 +50,13 @@ from cosformer.ops.hopper.tiles import (
     product,
     put,
     room,
-    runs,
     scratch,
     send,
-    spread,
     sync,
+    thin,
+    thin_scratch,
+    turned,
+    where_positive,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",
@@ -66,11 +71,11 @@ def walk_dq(
     PACKED: gl.constexpr, JOINED: gl.constexpr, MASKED: gl.constexpr, CARRIED: gl.constexpr,
     STARTED: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    RUNS: gl.constexpr = runs(W, WARPS)
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
+    SUMS: gl.constexpr = thin(W, WARPS)
     TILE: gl.constexpr = CHUNK * W * 2
 
     pid = gl.program_id(0)
@@ -92,8 +97,9 @@ def walk_dq(
     ks_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
-    zc_room = scratch(RUNS, W)
-    zs_room = scratch(RUNS, W)
+    zc_room = thin_scratch(W)
+    zs_room = thin_scratch(W)
+    deal_room = deal(WARPS)
     bars = barriers(STAGES)
     bar_q = barriers(1)
     bar_o = barriers(1)
@@ -110,7 +116,7 @@ def walk_dq(
             fetch(v, vs.index(i), bars.index(i), batch, at, key_head)
             fetch(g, gs.index(i), bars.index(i), batch, at, head)
 
-    zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+    zc = gl.zeros([W, PARTS], gl.float32, SUMS)
     zs = zc
     if STARTED:
         if JOINED:
@@ -121,8 +127,8 @@ def walk_dq(
         sc = gl.load(at, mask=inside, other=0.0)
         ss = gl.load(at + D * DV, mask=inside, other=0.0)
         if slot >= 0:
-            zc = in_runs(spread(Z + index * z_stride, CHUNK, D, W, LINES), RUNS)
-            zs = in_runs(spread(Z + index * z_stride + D, CHUNK, D, W, LINES), RUNS)
+            zc = in_parts(Z + index * z_stride, D, W, WARPS)
+            zs = in_parts(Z + index * z_stride + D, D, W, WARPS)
     else:
         sc = gl.zeros([W, W], gl.float32, STATE)
         ss = gl.zeros([W, W], gl.float32, STATE)
@@ -132,7 +138,7 @@ def walk_dq(
     of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     i = gl.arange(0, CHUNK, layout=of_rows(SQUARE))
     j = gl.arange(0, CHUNK, layout=of_columns(SQUARE))
-    past = i[:, None] >= j[None, :]
+    steps = 16 * (i[:, None] - j[None, :] + 1)
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     vectors = (batch * HEADS + head).to(gl.int64) * tokens
@@ -180,28 +186,29 @@ def walk_dq(
         bound = gl.where(d < eps, eps, d)
         r = gl.where(used, 1.0 / bound, 0.0)
         x = k_c.load(LINES)
-        phi_c = phased(x, cos)
-        phi_s = phased(x, sin)
-        k_c.store(phi_c)
-        k_s.store(phi_s)
-        if goes_on:
-            zc = gl.where(follows, zc, 0.0) + in_runs(phi_c.to(gl.float32), RUNS)
-            zs = gl.where(follows, zs, 0.0) + in_runs(phi_s.to(gl.float32), RUNS)
         if MASKED or PACKED:
+            k_c.store(phased(x, cos))
+            k_s.store(phased(x, sin))
             if MASKED or rest < CHUNK:
                 blank(tile_v, keep, LINES)
+        else:
+            k_c.store(turned(x, cos))
+            k_s.store(turned(x, sin))
         fence_async_shared()
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
         if not JOINED:
+            dealt = deal_room.index(zero)
             sc_next = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
+            zc_next = warpgroup_mma(k_c.permute((1, 0)), dealt, zc, is_async=True)
             ss_next = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
+            zs_next = warpgroup_mma(k_s.permute((1, 0)), dealt, zs, is_async=True)
         if t + 1 < chunks:
             mbarrier.expect(bar_o.index(0), TILE)
             fetch(o, os.index(0), bar_o.index(0), batch, ahead, head)
-        a = warpgroup_mma_wait(num_outstanding=0 if JOINED else 2, deps=[a])
-        a = gl.where(past, a + gl.convert_layout(e, of_rows(SQUARE))[:, None], 0.0)
-        a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
-        no_e = gl.zeros([CHUNK, RUNS], gl.float32, left(RESULT))
+        a = warpgroup_mma_wait(num_outstanding=0 if JOINED else 4, deps=[a])
+        a = below(a + gl.convert_layout(e, of_rows(SQUARE))[:, None], steps)
+        a = gl.convert_layout(a, left(RESULT))
+        no_e = gl.zeros([CHUNK, PARTS], gl.float32, left(RESULT))
         columns = (gl.convert_layout(e, of_rows(left(RESULT)))[:, None] + no_e).to(gl.bfloat16)
         cos_y, sin_y = phases(origin + first + of_y, theta)
         r_y = gl.convert_layout(r, of_rows(RESULT))
@@ -214,33 +221,38 @@ def walk_dq(
                 b_c = flat(ks.index(stage + again)).permute((1, 0))
                 b_s = ks_room.index(again).permute((1, 0))
                 c = flat(vs.index(stage + again))
+                dealt = deal_room.index(again)
                 sc = warpgroup_mma(b_c, c, sc, use_acc=follows, is_async=True)
+                zc = warpgroup_mma(b_c, dealt, zc, use_acc=follows, is_async=True)
                 ss = warpgroup_mma(b_s, c, ss, use_acc=follows, is_async=True)
-                sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
+                zs = warpgroup_mma(b_s, dealt, zs, use_acc=follows, is_async=True)
+                sc, ss, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss, zc, zs])
             if follows:
                 x = warpgroup_mma(tile_g, s_c.permute((1, 0)), x, is_async=True)
-                x = warpgroup_mma(columns, z_c, x, is_async=True)
+                x = warpgroup_mma(columns, z_c.permute((1, 0)), x, is_async=True)
                 x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
             x = x * (cos_y / sin_y)[:, None]
             x = warpgroup_mma(a, k_s, x, is_async=True)
             x, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, a])
             if follows:
                 x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
-                x = warpgroup_mma(columns, z_s, x, is_async=True)
+                x = warpgroup_mma(columns, z_s.permute((1, 0)), x, is_async=True)
                 x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
         else:
             x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-            x = warpgroup_mma(columns, z_c, x, is_async=True)
+            x = warpgroup_mma(columns, z_c.permute((1, 0)), x, is_async=True)
             x = warpgroup_mma(a, k_c, x, is_async=True)
-            x, sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[x, sc_next, ss_next])
+            x, sc, ss, zc, zs = warpgroup_mma_wait(
+                num_outstanding=0, deps=[x, sc_next, ss_next, zc_next, zs_next]
+            )
             x = x * (cos_y / sin_y)[:, None]
             x = warpgroup_mma(tile_g, s_s.permute((1, 0)), x, is_async=True)
-            x = warpgroup_mma(columns, z_s, x, is_async=True)
+            x = warpgroup_mma(columns, z_s.permute((1, 0)), x, is_async=True)
             x = warpgroup_mma(a, k_s, x, is_async=True)
             x, a, columns = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, columns])
         y = x * (sin_y * r_y)[:, None]
         mbarrier.wait(bar_q.index(0), t & 1)
-        y = gl.where(flat(qs.index(0)).load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
+        y = where_positive(y, flat(qs.index(0)).load(RESULT))
         tma.store_wait(0)
         sync()
         flat(out.index(0)).store(y)

@@ -29,23 +29,30 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
+    between,
     blank,
+    deal,
     fetch,
     flat,
+    hidden,
     left,
     lines,
+    masked,
     of_columns,
     of_rows,
-    phased,
     phases,
     product,
     put,
     room,
+    runs,
     scratch,
     sync,
+    thin,
     turned,
+    where_positive,
 )
 
 RUNTIME = ["documents", "again", "theta", "eps", "tokens"]
@@ -60,21 +67,20 @@ def group_at(GROUPS, i, count):
 
 
 @gluon.jit
-def begin_of(BEGINS, token, rows, length, beyond):
-    """Where the document of each row begins."""
-    return gl.load(BEGINS + token + rows, mask=rows < length, other=beyond)
-
-
-@gluon.jit
-def place(BEGINS, token, rows, length, theta):
+def place(BOUNDS, token, rows, length, theta):
     """cos and sin for how many tokens of its document lie before each row."""
-    return phases(token + rows - begin_of(BEGINS, token, rows, length, token), theta)
+    begin = gl.load(BOUNDS + 2 * (token + rows), mask=rows < length, other=token)
+    return phases(token + rows - begin, theta)
 
 
 @gluon.jit
-def doubt(x):
-    """Zeros, if the numbers of each row are finite."""
-    return gl.sum(x, axis=1) * 0.0
+def neighbours(BOUNDS, token, length, LAYOUT: gl.constexpr):
+    """The bits of pairs of tokens in the same document."""
+    rows = gl.arange(0, CHUNK, layout=of_rows(LAYOUT))
+    at = BOUNDS + 2 * (token + rows)
+    begin = gl.load(at, mask=rows < length, other=token)
+    end = gl.load(at + 1, mask=rows < length, other=token)
+    return between(begin - token, end - token, LAYOUT)
 
 
 @gluon.jit
@@ -95,15 +101,17 @@ def bring_three(q, k, v, qs, ks, vs, bar, token, head):
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def square_o(
-    q, k, v, O, DEN, GROUPS, BEGINS, documents, again, theta, eps, tokens, HEADS: gl.constexpr,
+    q, k, v, O, DEN, GROUPS, BOUNDS, documents, again, theta, eps, tokens, HEADS: gl.constexpr,
     DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """GROUPS [2, documents + 1, 2]: of the documents in a tile first token and length, and behind all rows
-    the number of tiles; `again`, of each document alone. BEGINS [tokens]: where the document of each
-    token begins."""
+    the number of tiles; `again`, of each document alone. BOUNDS [tokens, 2]: where the document of
+    each token begins and ends."""
     SQUARE: gl.constexpr = product(CHUNK, CHUNK, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
+    NARROW: gl.constexpr = thin(CHUNK, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
+    SOME: gl.constexpr = runs(W, WARPS)
     head = gl.program_id(0) % HEADS
     i = gl.program_id(0) // HEADS
     step = gl.num_programs(0) // HEADS
@@ -112,6 +120,7 @@ def square_o(
     qs = room(STAGES, CHUNK, W)
     ks = room(STAGES, CHUNK, W)
     vs = room(STAGES, CHUNK, W)
+    deal_room = deal(WARPS)
     bars = barriers(STAGES)
     for n in gl.static_range(STAGES):
         if i + n * step < count:
@@ -119,50 +128,52 @@ def square_o(
             bring_three(q, k, v, qs.index(n), ks.index(n), vs.index(n), bars.index(n), at, head)
     of_q = gl.arange(0, CHUNK, layout=of_rows(left(SQUARE)))
     of_k = gl.arange(0, CHUNK, layout=of_rows(LINES))
-    of_p = gl.arange(0, CHUNK, layout=of_rows(SQUARE))
-    columns = gl.arange(0, CHUNK, layout=of_columns(SQUARE))
     of_o = gl.arange(0, CHUNK, layout=of_rows(RESULT))
+    no_parts = gl.zeros([CHUNK, PARTS], gl.float32, NARROW)
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    doubts = gl.zeros([CHUNK], gl.float32, of_rows(RESULT))
+    doubts = gl.zeros([SOME], gl.float32, of_rows(LINES))
     token, length = group_at(GROUPS, i, count)
     turns = gl.maximum(count - i + step - 1, 0) // step
     for t in range(turns):
-        stage = (t + anew(t)) % STAGES
+        zero = anew(t)
+        stage = (t + zero) % STAGES
         tile_q = flat(qs.index(stage))
         tile_k = flat(ks.index(stage))
         tile_v = flat(vs.index(stage))
         ahead, length_ahead = group_at(GROUPS, i + (t + 1) * step, count)
         at, _ = group_at(GROUPS, i + (t + STAGES) * step, count)
         keep = of_k < length
-        cos_q, sin_q = place(BEGINS, token, of_q, length, theta)
-        cos_k, sin_k = place(BEGINS, token, of_k, length, theta)
-        row = begin_of(BEGINS, token, of_p, length, -1)
-        column = begin_of(BEGINS, token, columns, length, -2)
+        cos_q, sin_q = place(BOUNDS, token, of_q, length, theta)
+        cos_k, sin_k = place(BOUNDS, token, of_k, length, theta)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         x = tile_q.load(left(SQUARE))
         q_c = turned(x, cos_q)
         q_s = turned(x, sin_q)
         if length < CHUNK:
             blank(tile_v, keep, LINES)
-        x = tile_k.load(LINES)
+        x = hidden(tile_k.load(LINES), keep)
         sync()
-        tile_k.store(phased(x, cos_k))
-        tile_q.store(phased(x, sin_k))
+        tile_k.store(turned(x, cos_k))
+        tile_q.store(turned(x, sin_k))
         fence_async_shared()
         p = warpgroup_mma(q_c, tile_k.permute((1, 0)), no_square, use_acc=False, is_async=True)
         p = warpgroup_mma(q_s, tile_q.permute((1, 0)), p, is_async=True)
+        same = neighbours(BOUNDS, token, length, SQUARE)
         p, q_c, q_s = warpgroup_mma_wait(num_outstanding=0, deps=[p, q_c, q_s])
-        p = gl.where(row[:, None] == column[None, :], p, 0.0)
-        d = gl.convert_layout(gl.sum(p, axis=1), of_rows(RESULT))
-        p = gl.convert_layout(p.to(gl.bfloat16), left(RESULT))
-        y = warpgroup_mma(p, tile_v, no_result, use_acc=False, is_async=True)
-        y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
-        doubts += doubt(y)
+        p = masked(p, same)
+        weights = gl.convert_layout(p, left(RESULT))
+        shares = gl.convert_layout(p, left(NARROW))
+        y = warpgroup_mma(weights, tile_v, no_result, use_acc=False, is_async=True)
+        parts = warpgroup_mma(shares, deal_room.index(zero), no_parts, use_acc=False, is_async=True)
+        y, parts, weights, shares = warpgroup_mma_wait(num_outstanding=0, deps=[y, parts, weights, shares])
+        d = gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))
         y = (y * (1.0 / gl.maximum(d, eps))[:, None]).to(gl.bfloat16)
         sync()
         tile_k.store(y)
         sync()
+        # What v holds reaches all rows: some tell.
+        doubts += gl.sum(tile_k.slice(0, SOME).load(LINES).to(gl.float32), axis=1) * 0.0
         put(O + head * DV, HEADS * DV, token, length, tile_k, DV, LINES)
         gl.store(DEN + head.to(gl.int64) * tokens + token + of_o, d, mask=of_o < length)
         fence_async_shared()
@@ -186,7 +197,7 @@ def bring_all(q, k, v, o, g, qs, ks, vs, os, gs, bar, token, head):
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def square_gradients(
-    q, k, v, o, g, DQ, DK, DV_, DEN, GROUPS, BEGINS, documents, again, theta, eps, tokens,
+    q, k, v, o, g, DQ, DK, DV_, DEN, GROUPS, BOUNDS, documents, again, theta, eps, tokens,
     HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -214,12 +225,10 @@ def square_gradients(
                       bars.index(n), at, head)  # fmt: skip
     of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
     of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
-    of_p = gl.arange(0, CHUNK, layout=of_rows(SQUARE))
-    columns = gl.arange(0, CHUNK, layout=of_columns(SQUARE))
     no_square = gl.zeros([CHUNK, CHUNK], gl.float32, SQUARE)
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
     DEN += head.to(gl.int64) * tokens
-    doubts = gl.zeros([CHUNK], gl.float32, of_rows(RESULT))
+    doubts = gl.zeros([CHUNK], gl.float32, of_rows(LINES))
     token, length = group_at(GROUPS, i, count)
     d = gl.load(DEN + token + of_q, mask=of_q < length, other=1.0)
     turns = gl.maximum(count - i + step - 1, 0) // step
@@ -236,21 +245,23 @@ def square_gradients(
         ahead, length_ahead = group_at(GROUPS, i + (t + 1) * step, count)
         at, _ = group_at(GROUPS, i + (t + STAGES) * step, count)
         keep = of_q < length
-        cos, sin = place(BEGINS, token, of_q, length, theta)
+        cos, sin = place(BOUNDS, token, of_q, length, theta)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         if length < CHUNK:
             blank(tile_g, keep, LINES)
         grad = tile_g.load(LINES).to(gl.float32)
         used = gl.sum(gl.abs(grad), axis=1) != 0.0
         e = -gl.sum(grad * tile_o.load(LINES).to(gl.float32), axis=1)
+        # d tells of q and k, e of g.
+        doubts += gl.where(keep, e + d, 0.0) * 0.0
         e = gl.where(used & (d >= eps), e, 0.0)
         r = gl.where(used, 1.0 / gl.where(d < eps, eps, d), 0.0)
-        x = q_c.load(LINES)
-        q_c.store(phased(x, cos * r))
-        q_s.store(phased(x, sin * r))
-        x = k_c.load(LINES)
-        k_c.store(phased(x, gl.where(keep, cos, 0.0)))
-        k_s.store(phased(x, gl.where(keep, sin, 0.0)))
+        x = hidden(q_c.load(LINES), used)
+        q_c.store(turned(x, cos * r))
+        q_s.store(turned(x, sin * r))
+        x = hidden(k_c.load(LINES), keep)
+        k_c.store(turned(x, cos))
+        k_s.store(turned(x, sin))
         fence_async_shared()
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), no_square, use_acc=False, is_async=True)
         b = warpgroup_mma(tile_v, tile_g.permute((1, 0)), no_square, use_acc=False, is_async=True)
@@ -259,35 +270,28 @@ def square_gradients(
         e_rows = gl.convert_layout(e, of_rows(SQUARE))
         e_columns = gl.convert_layout(e, of_columns(SQUARE))
         r_y = gl.convert_layout(r, of_rows(RESULT))
-        row = begin_of(BEGINS, token, of_p, length, -1)
-        column = begin_of(BEGINS, token, columns, length, -2)
-        cos_y, sin_y = place(BEGINS, token, of_y, length, theta)
+        cos_y, sin_y = place(BOUNDS, token, of_y, length, theta)
+        same = neighbours(BOUNDS, token, length, SQUARE)
         a, b, p = warpgroup_mma_wait(num_outstanding=0, deps=[a, b, p])
         # v beyond the last document may be NaN; g there is zero, and so is e.
-        same = row[:, None] == column[None, :]
-        a = gl.where(same, a + e_rows[:, None], 0.0)
-        a = gl.convert_layout(a.to(gl.bfloat16), left(RESULT))
+        a = gl.convert_layout(masked(a + e_rows[:, None], same), left(RESULT))
         x = warpgroup_mma(a, k_c, no_result, use_acc=False, is_async=True)
         y = warpgroup_mma(a, k_s, no_result, use_acc=False, is_async=True)
-        p = gl.convert_layout(gl.where(same, p, 0.0).to(gl.bfloat16), left(RESULT))
-        b = gl.where(same, b + e_columns[None, :], 0.0)
-        b = gl.convert_layout(b.to(gl.bfloat16), left(RESULT))
+        p = gl.convert_layout(masked(p, same), left(RESULT))
+        b = gl.convert_layout(masked(b + e_columns[None, :], same), left(RESULT))
         x, y, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, y, a])
-        doubts += doubt(x)
         w = warpgroup_mma(p, tile_g, no_result, use_acc=False, is_async=True)
         # phi(r q) is positive where q is, or r is zero.
         x = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
-        tile_o.store(gl.where(q_c.load(RESULT) > 0, x, 0.0).to(gl.bfloat16))
+        tile_o.store(where_positive(x, q_c.load(RESULT)))
         w, p = warpgroup_mma_wait(num_outstanding=0, deps=[w, p])
-        doubts += doubt(w)
         sync()
         x = warpgroup_mma(b, q_c, no_result, use_acc=False, is_async=True)
         y = warpgroup_mma(b, q_s, no_result, use_acc=False, is_async=True)
         tile_v.store(w.to(gl.bfloat16))
         x, y, b = warpgroup_mma_wait(num_outstanding=0, deps=[x, y, b])
-        doubts += doubt(x)
         x = x * cos_y[:, None] + y * sin_y[:, None]
-        tile_g.store(gl.where(k_c.load(RESULT) > 0, x, 0.0).to(gl.bfloat16))
+        tile_g.store(where_positive(x, k_c.load(RESULT)))
         sync()
         put(DQ + head * D, HEADS * D, token, length, tile_o, D, LINES)
         put(DV_ + head * DV, HEADS * DV, token, length, tile_v, DV, LINES)

@@ -23,23 +23,27 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.documents import end_of, part_of
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
     blank,
+    deal,
+    deal_out,
     fetch,
     flat,
-    in_runs,
     lines,
     matrix,
-    of_columns,
     of_rows,
     phased,
     phases,
     product,
     room,
-    runs,
     scratch,
     sync,
+    thin,
+    thin_lines,
+    thin_scratch,
+    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "unused", "beginning", "theta", "tokens", "mask_stride"]
@@ -47,18 +51,18 @@ RUNTIME = ["origin", "length", "pieces", "size", "unused", "beginning", "theta",
 
 @gluon.jit
 def store_state(STATES, index, sc, ss, zc, zs, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
-                STATE: gl.constexpr, LINES: gl.constexpr):  # fmt: skip
+                WARPS: gl.constexpr):  # fmt: skip
     """S, then z, one behind the other; index < 0: nowhere."""
     STATES += index.to(gl.int64) * (2 * D * DV + 2 * D)
-    at, inside = matrix(STATES, D, DV, W, STATE)
+    at, inside = matrix(STATES, D, DV, W, product(W, W, WARPS))
     inside = inside & (index >= 0)
     gl.store(at, sc, mask=inside)
     gl.store(at + D * DV, ss, mask=inside)
-    feature = gl.arange(0, W, layout=of_columns(LINES))
+    feature = gl.arange(0, W, layout=of_rows(thin(W, WARPS)))
     at_z = STATES + 2 * D * DV + feature
     inside_z = (feature < D) & (index >= 0)
-    gl.store(at_z, gl.convert_layout(gl.sum(zc, axis=0), of_columns(LINES)), mask=inside_z)
-    gl.store(at_z + D, gl.convert_layout(gl.sum(zs, axis=0), of_columns(LINES)), mask=inside_z)
+    gl.store(at_z, gl.sum(zc, axis=1), mask=inside_z)
+    gl.store(at_z + D, gl.sum(zs, axis=1), mask=inside_z)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
@@ -71,7 +75,6 @@ def absorb(
 ):  # fmt: skip
     """HEADS: those of b and c. STATES [slots, HEADS, 2 D (Dv + 1)]. So many `unused` pieces of each row have
     no block, `beginning` of them at its beginning."""
-    RUNS: gl.constexpr = runs(W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     BYTES: gl.constexpr = 2 * CHUNK * W * 2
@@ -95,6 +98,10 @@ def absorb(
     cs = room(STAGES, CHUNK, W)
     bcos_room = scratch(CHUNK, W)
     bsin_room = scratch(CHUNK, W)
+    if WHAT == "dv":
+        deal_room = thin_scratch(CHUNK)
+    else:
+        deal_room = deal(WARPS)
     bars = barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
@@ -103,14 +110,15 @@ def absorb(
             fetch(c, cs.index(i), bars.index(i), batch, start + begin + i * CHUNK, head)
     sc = gl.zeros([W, W], gl.float32, STATE)
     ss = gl.zeros([W, W], gl.float32, STATE)
-    zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+    zc = gl.zeros([W, PARTS], gl.float32, thin(W, WARPS))
     zs = zc
     of_b = gl.arange(0, CHUNK, layout=of_rows(LINES))
+    of_e = gl.arange(0, CHUNK, layout=of_rows(thin_lines(WARPS)))
     vectors = (batch * HEADS + head).to(gl.int64) * tokens + start
     # What is not the copy engine's is asked for a chunk ahead.
     if WHAT == "dv":
         r = gl.load(INVERSE + vectors + begin + of_b, mask=begin + of_b < end, other=0.0)
-        e = gl.load(E + vectors + begin + of_b, mask=begin + of_b < end, other=0.0)
+        e = gl.load(E + vectors + begin + of_e, mask=begin + of_e < end, other=0.0)
     elif MASKED:
         MASK += batch.to(gl.int64) * mask_stride
         shown = gl.load(MASK + begin + of_b, mask=begin + of_b < end, other=0)
@@ -125,10 +133,11 @@ def absorb(
         if WHAT == "dv":
             cos = cos * r
             sin = sin * r
-            weight = e
+            deal_out(e, deal_room.index(zero), WARPS)
             ahead = first + CHUNK + of_b
             r = gl.load(INVERSE + vectors + ahead, mask=ahead < end, other=0.0)
-            e = gl.load(E + vectors + ahead, mask=ahead < end, other=0.0)
+            ahead_e = first + CHUNK + of_e
+            e = gl.load(E + vectors + ahead_e, mask=ahead_e < end, other=0.0)
         else:
             if MASKED:
                 keep = shown != 0
@@ -142,20 +151,19 @@ def absorb(
             if (MASKED and WHAT == "o") or first + CHUNK > end:
                 blank(tile_c, keep, LINES)
         x = flat(bs.index(stage)).load(LINES)
-        phi_c = phased(x, cos)
-        phi_s = phased(x, sin)
-        b_c.store(phi_c)
-        b_s.store(phi_s)
-        if WHAT == "dv":
-            zc += in_runs(phi_c.to(gl.float32) * weight[:, None], RUNS)
-            zs += in_runs(phi_s.to(gl.float32) * weight[:, None], RUNS)
+        if MASKED or PACKED or WHAT == "dv":
+            b_c.store(phased(x, cos))
+            b_s.store(phased(x, sin))
         else:
-            zc += in_runs(phi_c.to(gl.float32), RUNS)
-            zs += in_runs(phi_s.to(gl.float32), RUNS)
+            b_c.store(turned(x, cos))
+            b_s.store(turned(x, sin))
         fence_async_shared()
+        dealt = deal_room.index(zero)
         sc = warpgroup_mma(b_c.permute((1, 0)), tile_c, sc, is_async=True)
+        zc = warpgroup_mma(b_c.permute((1, 0)), dealt, zc, is_async=True)
         ss = warpgroup_mma(b_s.permute((1, 0)), tile_c, ss, is_async=True)
-        sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
+        zs = warpgroup_mma(b_s.permute((1, 0)), dealt, zs, is_async=True)
+        sc, ss, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss, zc, zs])
         sync()
         if t + STAGES < chunks:
             token = start + first + STAGES * CHUNK
@@ -163,4 +171,4 @@ def absorb(
             fetch(b, bs.index(stage), bars.index(stage), batch, token, head)
             fetch(c, cs.index(stage), bars.index(stage), batch, token, head)
     index = gl.where(slot >= 0, slot * HEADS + head, -1)
-    store_state(STATES, index, sc, ss, zc, zs, D, DV, W, STATE, LINES)
+    store_state(STATES, index, sc, ss, zc, zs, D, DV, W, WARPS)

@@ -27,12 +27,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.documents import tile_at, whole_documents
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
     blank,
+    deal,
     fetch,
     flat,
-    in_runs,
     left,
     lines,
     of_rows,
@@ -41,10 +42,11 @@ from cosformer.ops.hopper.tiles import (
     product,
     put,
     room,
-    runs,
     scratch,
     send,
     sync,
+    thin,
+    thin_scratch,
     turned,
 )
 
@@ -83,27 +85,24 @@ def bring_next(i, phase, token, before, rest, end, TILES, q, k, v, g, o, xs, ys,
 
 
 @gluon.jit
-def absorbed(tile_k, tile_v, k_c, k_s, sc, ss, zc, zs, before, rest, theta, W: gl.constexpr,
+def absorbed(tile_k, tile_v, k_c, k_s, dealt, sc, ss, zc, zs, before, rest, theta, W: gl.constexpr,
              WARPS: gl.constexpr):  # fmt: skip
     """The state with one more tile of keys."""
     LINES: gl.constexpr = lines(W, WARPS)
-    RUNS: gl.constexpr = runs(W, WARPS)
     of_k = gl.arange(0, CHUNK, layout=of_rows(LINES))
     keep = of_k < rest
     cos, sin = phases(before + of_k, theta)
     if rest < CHUNK:
         blank(tile_v, keep, LINES)
     x = tile_k.load(LINES)
-    phi_c = phased(x, gl.where(keep, cos, 0.0))
-    phi_s = phased(x, gl.where(keep, sin, 0.0))
-    k_c.store(phi_c)
-    k_s.store(phi_s)
-    zc += in_runs(phi_c.to(gl.float32), RUNS)
-    zs += in_runs(phi_s.to(gl.float32), RUNS)
+    k_c.store(phased(x, gl.where(keep, cos, 0.0)))
+    k_s.store(phased(x, gl.where(keep, sin, 0.0)))
     fence_async_shared()
     sc = warpgroup_mma(k_c.permute((1, 0)), tile_v, sc, is_async=True)
+    zc = warpgroup_mma(k_c.permute((1, 0)), dealt, zc, is_async=True)
     ss = warpgroup_mma(k_s.permute((1, 0)), tile_v, ss, is_async=True)
-    sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss])
+    zs = warpgroup_mma(k_s.permute((1, 0)), dealt, zs, is_async=True)
+    sc, ss, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[sc, ss, zc, zs])
     return sc, ss, zc, zs
 
 
@@ -132,13 +131,12 @@ def give_o(
     o, O, DEN, tile, out, s_c, s_s, z_c, z_s, token, before, rest, head, theta, eps, HEADS: gl.constexpr,
     DV: gl.constexpr, W: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    RUNS: gl.constexpr = runs(W, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
-    NARROW: gl.constexpr = product(CHUNK, RUNS, WARPS)
+    NARROW: gl.constexpr = thin(CHUNK, WARPS)
     of_q = gl.arange(0, CHUNK, layout=of_rows(left(RESULT)))
     of_o = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    no_parts = gl.zeros([CHUNK, RUNS], gl.float32, NARROW)
+    no_parts = gl.zeros([CHUNK, PARTS], gl.float32, NARROW)
     cos, sin = phases(before + of_q, theta)
     x = tile.load(left(RESULT))
     q_c = turned(x, cos)
@@ -147,8 +145,8 @@ def give_o(
     acc = warpgroup_mma(q_s, s_s, acc, is_async=True)
     n_c = gl.convert_layout(q_c, left(NARROW))
     n_s = gl.convert_layout(q_s, left(NARROW))
-    parts = warpgroup_mma(n_c, z_c.permute((1, 0)), no_parts, use_acc=False, is_async=True)
-    parts = warpgroup_mma(n_s, z_s.permute((1, 0)), parts, is_async=True)
+    parts = warpgroup_mma(n_c, z_c, no_parts, use_acc=False, is_async=True)
+    parts = warpgroup_mma(n_s, z_s, parts, is_async=True)
     acc, parts, q_c, q_s = warpgroup_mma_wait(num_outstanding=0, deps=[acc, parts, q_c, q_s])
     d = gl.convert_layout(gl.sum(parts, axis=1), of_rows(RESULT))
     result = (acc * (1.0 / gl.maximum(d, eps))[:, None]).to(gl.bfloat16)
@@ -167,9 +165,7 @@ def whole_o(
     DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: query heads."""
-    RUNS: gl.constexpr = runs(W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
-    LINES: gl.constexpr = lines(W, WARPS)
     KEY_HEADS: gl.constexpr = HEADS // GROUP
     pid = gl.program_id(0)
     key_head = pid % KEY_HEADS
@@ -181,8 +177,9 @@ def whole_o(
     ksin_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
-    zc_room = scratch(RUNS, W)
-    zs_room = scratch(RUNS, W)
+    zc_room = thin_scratch(W)
+    zs_room = thin_scratch(W)
+    deal_room = deal(WARPS)
     bars = barriers(STAGES)
     coming = i
     phase = i * 0
@@ -200,14 +197,16 @@ def whole_o(
         token_ahead, _, length_ahead = tile_at(gl.minimum(i, end - 1), TILES, 0, 0, 0, True)
         sc = gl.zeros([W, W], gl.float32, STATE)
         ss = gl.zeros([W, W], gl.float32, STATE)
-        zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+        zc = gl.zeros([W, PARTS], gl.float32, thin(W, WARPS))
         zs = zc
         for t in range(tiles):
             stage = step % STAGES
             tile = flat(xs.index(stage))
             mbarrier.wait(bars.index(stage), (step // STAGES) & 1)
-            sc, ss, zc, zs = absorbed(tile, flat(ys.index(stage)), tile, ksin_room.index(anew(t)), sc, ss, zc,
-                                      zs, t * CHUNK, length - t * CHUNK, theta, W, WARPS)  # fmt: skip
+            zero = anew(t)
+            sc, ss, zc, zs = absorbed(tile, flat(ys.index(stage)), tile, ksin_room.index(zero),
+                                      deal_room.index(zero), sc, ss, zc, zs, t * CHUNK, length - t * CHUNK,
+                                      theta, W, WARPS)  # fmt: skip
             sync()
             coming, phase, at, before, rest = bring_next(
                 coming, phase, at, before, rest, end, TILES, q, k, v, q, q, xs.index(stage), ys.index(stage),

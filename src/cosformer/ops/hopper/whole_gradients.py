@@ -23,11 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.documents import tile_at, whole_documents
 from cosformer.ops.hopper.tiles import (
     CHUNK,
+    PARTS,
     anew,
     barriers,
     blank,
+    deal,
+    deal_out,
     flat,
-    in_runs,
     left,
     lines,
     of_rows,
@@ -35,22 +37,24 @@ from cosformer.ops.hopper.tiles import (
     phases,
     product,
     room,
-    runs,
     scratch,
     sync,
+    thin,
+    thin_lines,
+    thin_scratch,
     turned,
+    where_positive,
 )
 from cosformer.ops.hopper.whole import RUNTIME, absorbed, bring_next, hand_out, settle
 
 
 @gluon.jit
 def give_dq(
-    dq, DQ, tile_q, tile_g, tile_o, out, b_c, b_s, s_c, s_s, z_c, z_s, sc, ss, zc, zs, d, token, before, rest,
+    dq, DQ, tile_q, tile_g, tile_o, out, dealt, s_c, s_s, z_c, z_s, sc, ss, zc, zs, d, token, before, rest,
     head, theta, eps, HEADS: gl.constexpr, D: gl.constexpr, W: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """Also the state R with one more tile."""
-    RUNS: gl.constexpr = runs(W, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     of_q = gl.arange(0, CHUNK, layout=of_rows(LINES))
@@ -65,27 +69,26 @@ def give_dq(
     e = gl.where(used & (d >= eps), e, 0.0)
     r = gl.where(used, 1.0 / gl.where(d < eps, eps, d), 0.0)
     x = tile_q.load(LINES)
-    phi_c = phased(x, cos * r)
-    phi_s = phased(x, sin * r)
-    b_c.store(phi_c)
-    b_s.store(phi_s)
-    zc += in_runs(phi_c.to(gl.float32) * e[:, None], RUNS)
-    zs += in_runs(phi_s.to(gl.float32) * e[:, None], RUNS)
-    no_e = gl.zeros([CHUNK, RUNS], gl.float32, left(RESULT))
+    tile_q.store(phased(x, cos * r))
+    tile_o.store(phased(x, sin * r))
+    deal_out(gl.convert_layout(e, of_rows(thin_lines(WARPS))), dealt, WARPS)
+    no_e = gl.zeros([CHUNK, PARTS], gl.float32, left(RESULT))
     columns = (gl.convert_layout(e, of_rows(left(RESULT)))[:, None] + no_e).to(gl.bfloat16)
     fence_async_shared()
     x = warpgroup_mma(tile_g, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-    x = warpgroup_mma(columns, z_c, x, is_async=True)
+    x = warpgroup_mma(columns, z_c.permute((1, 0)), x, is_async=True)
     y = warpgroup_mma(tile_g, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
-    y = warpgroup_mma(columns, z_s, y, is_async=True)
-    rc = warpgroup_mma(b_c.permute((1, 0)), tile_g, sc, is_async=True)
-    rs = warpgroup_mma(b_s.permute((1, 0)), tile_g, ss, is_async=True)
-    x, y, columns = warpgroup_mma_wait(num_outstanding=2, deps=[x, y, columns])
+    y = warpgroup_mma(columns, z_s.permute((1, 0)), y, is_async=True)
+    rc = warpgroup_mma(tile_q.permute((1, 0)), tile_g, sc, is_async=True)
+    zc = warpgroup_mma(tile_q.permute((1, 0)), dealt, zc, is_async=True)
+    rs = warpgroup_mma(tile_o.permute((1, 0)), tile_g, ss, is_async=True)
+    zs = warpgroup_mma(tile_o.permute((1, 0)), dealt, zs, is_async=True)
+    x, y, columns = warpgroup_mma_wait(num_outstanding=4, deps=[x, y, columns])
     cos_y, sin_y = phases(before + of_y, theta)
     r_y = gl.convert_layout(r, of_rows(RESULT))
     y = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
-    y = gl.where(tile_q.load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
-    sc, ss = warpgroup_mma_wait(num_outstanding=0, deps=[rc, rs])
+    y = where_positive(y, tile_q.load(RESULT))
+    sc, ss, zc, zs = warpgroup_mma_wait(num_outstanding=0, deps=[rc, rs, zc, zs])
     tma.store_wait(0)
     sync()
     flat(out).store(y)
@@ -100,17 +103,16 @@ def give_dkv(
     dk, dv, DK, DV_, tile_k, tile_v, out, s_c, s_s, z_c, z_s, token, before, rest, head, theta,
     HEADS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    RUNS: gl.constexpr = runs(W, WARPS)
     RESULT: gl.constexpr = product(CHUNK, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     of_k = gl.arange(0, CHUNK, layout=of_rows(left(RESULT)))
     of_y = gl.arange(0, CHUNK, layout=of_rows(RESULT))
     no_result = gl.zeros([CHUNK, W], gl.float32, RESULT)
-    ones = gl.full([CHUNK, RUNS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
+    ones = gl.full([CHUNK, PARTS], 1.0, gl.float32, left(RESULT)).to(gl.bfloat16)
     x = warpgroup_mma(tile_v, s_c.permute((1, 0)), no_result, use_acc=False, is_async=True)
-    x = warpgroup_mma(ones, z_c, x, is_async=True)
+    x = warpgroup_mma(ones, z_c.permute((1, 0)), x, is_async=True)
     y = warpgroup_mma(tile_v, s_s.permute((1, 0)), no_result, use_acc=False, is_async=True)
-    y = warpgroup_mma(ones, z_s, y, is_async=True)
+    y = warpgroup_mma(ones, z_s.permute((1, 0)), y, is_async=True)
     cos, sin = phases(before + of_k, theta)
     k_tile = tile_k.load(left(RESULT))
     k_c = turned(k_tile, cos)
@@ -118,7 +120,7 @@ def give_dkv(
     x, y = warpgroup_mma_wait(num_outstanding=0, deps=[x, y])
     cos_y, sin_y = phases(before + of_y, theta)
     y = x * cos_y[:, None] + y * sin_y[:, None]
-    y = gl.where(tile_k.load(RESULT) > 0, y, 0.0).to(gl.bfloat16)
+    y = where_positive(y, tile_k.load(RESULT))
     w = warpgroup_mma(k_c, s_c, no_result, use_acc=False, is_async=True)
     w = warpgroup_mma(k_s, s_s, w, is_async=True)
     tma.store_wait(0)
@@ -141,7 +143,6 @@ def whole_gradients(
     WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: query heads."""
-    RUNS: gl.constexpr = runs(W, WARPS)
     STATE: gl.constexpr = product(W, W, WARPS)
     LINES: gl.constexpr = lines(W, WARPS)
     KEY_HEADS: gl.constexpr = HEADS // GROUP
@@ -153,12 +154,12 @@ def whole_gradients(
     ys = room(STAGES, CHUNK, W)
     os = room(STAGES, CHUNK, W)
     out = room(2, CHUNK, W)
-    cos_room = scratch(CHUNK, W)
-    sin_room = scratch(CHUNK, W)
     sc_room = scratch(W, W)
     ss_room = scratch(W, W)
-    zc_room = scratch(RUNS, W)
-    zs_room = scratch(RUNS, W)
+    zc_room = thin_scratch(W)
+    zs_room = thin_scratch(W)
+    deal_room = deal(WARPS)
+    weight_room = thin_scratch(CHUNK)
     bars = barriers(STAGES)
     coming = i
     phase = i * 0
@@ -179,14 +180,15 @@ def whole_gradients(
         d = gl.load(at_d, mask=of_q < length, other=1.0)
         sc = gl.zeros([W, W], gl.float32, STATE)
         ss = gl.zeros([W, W], gl.float32, STATE)
-        zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+        zc = gl.zeros([W, PARTS], gl.float32, thin(W, WARPS))
         zs = zc
         for t in range(tiles):
             stage = step % STAGES
             zero = anew(t)
             mbarrier.wait(bars.index(stage), (step // STAGES) & 1)
-            sc, ss, zc, zs = absorbed(flat(xs.index(stage)), flat(ys.index(stage)), cos_room.index(zero),
-                                      sin_room.index(zero), sc, ss, zc, zs, t * CHUNK, length - t * CHUNK,
+            tile = flat(xs.index(stage + zero))
+            sc, ss, zc, zs = absorbed(tile, flat(ys.index(stage)), tile, flat(os.index(stage + zero)),
+                                      deal_room.index(zero), sc, ss, zc, zs, t * CHUNK, length - t * CHUNK,
                                       theta, W, WARPS)  # fmt: skip
             sync()
             coming, phase, at, before, rest = bring_next(
@@ -197,7 +199,7 @@ def whole_gradients(
         settle(sc, ss, zc, zs, sc_room.index(0), ss_room.index(0), zc_room.index(0), zs_room.index(0))
         sc = gl.zeros([W, W], gl.float32, STATE)
         ss = gl.zeros([W, W], gl.float32, STATE)
-        zc = in_runs(gl.zeros([CHUNK, W], gl.float32, LINES), RUNS)
+        zc = gl.zeros([W, PARTS], gl.float32, thin(W, WARPS))
         zs = zc
         for t in range(tiles * GROUP):
             stage = step % STAGES
@@ -206,8 +208,8 @@ def whole_gradients(
             first = t % tiles * CHUNK
             mbarrier.wait(bars.index(stage), (step // STAGES) & 1)
             sc, ss, zc, zs = give_dq(
-                dq, DQ, flat(xs.index(stage)), flat(ys.index(stage)), flat(os.index(stage)), out.index(0),
-                cos_room.index(zero), sin_room.index(zero), sc_room.index(zero), ss_room.index(zero),
+                dq, DQ, flat(xs.index(stage + zero)), flat(ys.index(stage)), flat(os.index(stage + zero)),
+                out.index(0), weight_room.index(zero), sc_room.index(zero), ss_room.index(zero),
                 zc_room.index(zero), zs_room.index(zero), sc, ss, zc, zs, d, token + first, first,
                 length - first, head, theta, eps, HEADS, D, W, WARPS,
             )  # fmt: skip
