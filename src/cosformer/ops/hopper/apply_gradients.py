@@ -7,8 +7,8 @@ memory.
 
 with z, beside R, weighted by e. One block takes one head of one piece of a row.
 
-Bytes: 4 tensors each, 8 in all: the floor. Measured as in forward.py: 0.162 and 0.150 ms (floors 0.126);
-0.455 and 0.383 ms where W = 128 (0.251).
+Bytes: 4 tensors each, 8 in all: the floor. Measured as in forward.py: 0.158 and 0.147 ms (floors 0.126);
+together 0.80 ms where W = 128 (0.505).
 """
 
 from triton.experimental import gluon

@@ -6,26 +6,24 @@ through it in chunks of 64 tokens. What lives where, for W = 64 (128 in brackets
     registers       Sc, Ss [W, W] fp32: 64 a thread (128); the partial sums of z: 16
     shared memory   two stages of q, k, v as the copy engine left them; phi(k); S and z in bfloat16; o; with a
                     mask, v without what it hides (over v itself)
-                    90 KiB, or 98, and two blocks a multiprocessor (217 KiB and one)
+                    94 KiB, or 102, and two blocks a multiprocessor (222 KiB and one)
 
 and for each chunk:
 
     1. S and z of the chunks before -> bfloat16 -> shared memory
     2. k -> phi(k) -> shared memory; q -> phi(q) -> registers, as first operands of products (with W = 128
        both are written over their own tiles: the registers are full)
-    3. P = phi(q) phi(k)^T; masked and summed to d, while S += phi(k)^T v runs
-    4. o = (phi(q) S + P v) / d, d += phi(q) z
-    5. o -> shared memory -> copy engine (with W = 128, S += phi(k)^T v runs here); the next q, k, v are
+    3. P = phi(q) phi(k)^T; rounded and masked, while S += phi(k)^T v runs
+    4. o = (phi(q) S + P v) / d, d = phi(q) z + P 1
+    5. o -> shared memory -> copy engine, while z is summed up (with W = 128, S too); the next q, k, v are
        asked for
 
 Packed documents without states (JOINED) are one list of tiles (documents.py), and a walk goes from one
-to the next: a document's first tile leaves out what S and z give (1, and half of 4), its last one what
-goes into z.
+to the next: a document's first tile leaves out what S and z give (1, and half of 4).
 
 Bytes: q, k, v read and o written once (the floor), and d, 3 % of a tensor. Measured on an H200 with 16
-heads and 32 rows of 2,048 tokens: 0.144 ms (floor 0.126); 0.569 ms where W = 128 (floor 0.251). 1,000
-documents of 65,536 tokens, 1.56 times as many tiles: 0.213 ms, where one row takes 0.157 and needs the
-states of its pieces first (0.07).
+heads and 32 rows of 2,048 tokens: 0.142 ms (floor 0.126); 0.556 ms where W = 128 (floor 0.252). 1,000
+documents of 65,536 tokens, 1.56 times as many tiles: 0.219 ms.
 """
 
 from triton.experimental import gluon

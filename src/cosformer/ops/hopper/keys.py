@@ -3,7 +3,8 @@
     dk'_j = sum_{i >= j} cos(theta_i - theta_j) (g_i . v_j + e_i) r_i q'_i
     dv_j  = sum_{i >= j} cos(theta_i - theta_j) (k'_j . r_i q'_i) g_i
 
-The state is R = sum_i phi(r_i q'_i) g_i^T with its own z, weighted by e. r goes onto q together with the
+The state is R = sum_i phi(r_i q'_i) g_i^T with its own z, weighted by e: the matrix that deals e out to the
+parts of z (`deal_out`) also adds e to A. r goes onto q together with the
 phase, so that v and g go from the copy engine straight into products; phi(k) and phi(r q) are written
 over k and q. Strictly in turn, because both results together would not leave room for R in 255 registers:
 
@@ -12,12 +13,12 @@ over k and q. Strictly in turn, because both results together would not leave ro
     same registers, Y, its like with sines -> dk = sin (X cos / sin + Y) where k > 0 -> out
     R += phi(r q)^T g
 
-r and e of the next chunk are asked for before this one is done. Two stages (111 KiB); where W = 128 there
-is room for one of v and g, which are needed later than q and k (225 KiB: R alone takes 64).
+r and e of the next chunk are asked for before this one is done. Two stages (110 KiB); where W = 128 there
+is room for one of v and g, which are needed later than q and k (222 KiB: R alone takes 64).
 With grouped heads each query head writes its own part of dk and dv.
 
-Bytes: q, k, v, g read, dk and dv written: 6 tensors. Measured as in forward.py: 0.255 ms (floor of these
-tensors 0.189); 0.914 ms where W = 128 (0.377). Documents, as there: 0.383 ms; here it is a document's last
+Bytes: q, k, v, g read, dk and dv written: 6 tensors. Measured as in forward.py: 0.235 ms (floor of these
+tensors 0.189); W = 128 as in queries.py. Documents, as there: 0.321 ms; here it is a document's last
 tile that finds no state, and its first that adds nothing to R.
 """
 

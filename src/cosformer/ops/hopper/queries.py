@@ -11,11 +11,11 @@ and only k passes through registers. For each chunk, with S and z as in the forw
     dq = r sin (X cos / sin + Y) where q > 0
 
 phi(k) is written over k. o, read first, and q, read last, have one stage each; k, v and g two where
-W = 64 (102 KiB), one where W = 128 (193 KiB). d of the next chunk is asked for before this one is done.
+W = 64 (102 KiB), one where W = 128 (190 KiB). d of the next chunk is asked for before this one is done.
 
-Bytes: q, k, v, o, g read and dq written: 6 tensors. Measured as in forward.py: 0.210 ms (floor of these
-tensors 0.189); 0.638 ms where W = 128 (0.377). Documents, as there: 0.288 ms; a document's last tile adds
-nothing to S.
+Bytes: q, k, v, o, g read and dq written: 6 tensors. Measured as in forward.py: 0.205 ms (floor of these
+tensors 0.189); where W = 128, with keys.py, 1.37 ms (0.757). Documents, as there: 0.268 ms; a document's last
+tile adds nothing to S.
 """
 
 from triton.experimental import gluon

@@ -6,8 +6,10 @@ three phases, with the equations of apply_gradients.py.
 S is summed up in registers and used in shared memory, then R in the same places. k and v come from the L2
 cache the second time, where documents are short.
 
-Bytes: 8 tensors, the floor. 100 KiB of shared memory and two blocks a multiprocessor (184 KiB and one where
-W = 128). Measured as in whole.py: 0.351 ms.
+phi goes over k and q, and over what is done with: o, or its place where it is not read. So there is room for
+three stages (112 KiB and two blocks a multiprocessor), two where W = 128 (204 KiB and one).
+
+Bytes: 8 tensors, the floor. Measured as in whole.py: 0.351 ms.
 """
 
 from triton.experimental import gluon
