@@ -13,6 +13,9 @@ WRONG = support._wrong_triton(support._TRITON)
 pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
 
 SHARED = 228 * 1024  # bytes a multiprocessor has; each block takes 1 KiB more than it asks for
+REGISTERS = 64 * 1024  # of a multiprocessor; a thread takes a multiple of 8
+# Blocks that are to work at a time on a multiprocessor, by width; two, or one of wide heads, if not said.
+BLOCKS = {64: {"absorb": 3, "apply_o": 4, "whole_o": 3, "square_o": 4}, 128: {"square_o": 2}}
 SPILLED = {64: 16, 128: 128}  # bytes of stack a thread may need beside the 1,020 of its registers
 
 # In a process of its own: here the kernels may have been made for the interpreter.
@@ -24,7 +27,7 @@ dim, options = int(sys.argv[1]), eval(sys.argv[2])
 starts = [s for causal in (True, False) for s in record(dim, causal, **options)]
 for start in {(s.name, s.constants): s for s in starts}.values():
     x = Report.of(start.compile())
-    print(start.name, x.stack, x.shared, x.products, x.waits)
+    print(start.name, x.registers, start.constants[-1], x.stack, x.shared, x.products, x.waits)
 """
 ALL = {"walk_o", "walk_dq", "walk_dkv", "absorb", "apply_o", "apply_dq", "apply_dkv"}
 WHOLE = {"whole_o", "whole_gradients"}  # documents without states
@@ -46,15 +49,16 @@ SQUARES = {"square_o", "square_gradients"}  # of one tile, with a key head for e
 )
 def test_every_kernel(dim, options):
     width = 64 if dim <= 64 else 128
-    blocks = 2 if width == 64 else 1
     lines = [line.split() for line in run(COMPILE, dim, options)]
     expected = set(ALL)
     if "packed" in options and "state" not in options:
         expected |= WHOLE if "kv_heads" in options else WHOLE | SQUARES
     assert {name for name, *_ in lines} == expected
     for name, *numbers in lines:
-        stack, shared, products, waits = map(int, numbers)
+        registers, warps, stack, shared, products, waits = map(int, numbers)
+        blocks = BLOCKS[width].get(name, 128 // width)
         assert stack <= SPILLED[width], name
+        assert blocks * warps * 32 * (-(-registers // 8) * 8) <= REGISTERS, name
         assert blocks * (shared + 1024) <= SHARED, name
         # Where the assembler runs products one after the other, it waits for each.
         assert products >= 3 * waits > 0, name
