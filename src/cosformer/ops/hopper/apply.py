@@ -18,10 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, spread, summed_and_spread
 from cosformer.ops.hopper.documents import part_of
+from cosformer.ops.hopper.pairs import turned
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
     fetch,
@@ -36,11 +37,8 @@ from cosformer.ops.hopper.tiles import (
     room,
     scratch,
     send,
-    spread,
     summed,
-    summed_and_spread,
     sync,
-    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "s_stride", "z_stride",

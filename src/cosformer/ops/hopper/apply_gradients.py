@@ -22,22 +22,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cosformer.ops.hopper.apply import settle
+from cosformer.ops.hopper.denominators import PARTS, deal_out, thin, thin_lines, thin_scratch
 from cosformer.ops.hopper.documents import part_of
+from cosformer.ops.hopper.pairs import blank, hidden, phased, turned, where_positive
 from cosformer.ops.hopper.states import store_state
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
-    blank,
-    deal_out,
     fetch,
     flat,
-    hidden,
     left,
     lines,
     of_rows,
-    phased,
     phases,
     product,
     put,
@@ -45,11 +42,6 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     sync,
-    thin,
-    thin_lines,
-    thin_scratch,
-    turned,
-    where_positive,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",

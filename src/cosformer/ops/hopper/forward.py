@@ -36,25 +36,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, deal, in_parts, summed_in_parts, thin, thin_scratch
 from cosformer.ops.hopper.documents import tile_at, way
+from cosformer.ops.hopper.pairs import below, blank, hidden, phased, turned
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
-    below,
-    blank,
-    deal,
     fetch,
     flat,
-    hidden,
-    in_parts,
     left,
     lines,
     matrix,
     of_columns,
     of_rows,
-    phased,
     phases,
     product,
     put,
@@ -62,11 +57,7 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     summed,
-    summed_in_parts,
     sync,
-    thin,
-    thin_scratch,
-    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",

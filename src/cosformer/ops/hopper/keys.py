@@ -32,25 +32,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, deal_out, in_parts, thin, thin_lines, thin_scratch
 from cosformer.ops.hopper.documents import tile_at, way
+from cosformer.ops.hopper.pairs import above, blank, hidden, phased, turned, where_positive
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
-    above,
     anew,
     barriers,
-    blank,
-    deal_out,
     fetch,
     flat,
-    hidden,
-    in_parts,
     left,
     lines,
     matrix,
     of_columns,
     of_rows,
-    phased,
     phases,
     product,
     put,
@@ -58,11 +53,6 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     sync,
-    thin,
-    thin_lines,
-    thin_scratch,
-    turned,
-    where_positive,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "tokens", "mask_stride", "s_stride", "z_stride",

@@ -28,24 +28,20 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, deal, in_parts, thin, thin_scratch
 from cosformer.ops.hopper.documents import tile_at, way
+from cosformer.ops.hopper.pairs import below, blank, phased, turned, where_positive
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
-    below,
-    blank,
-    deal,
     fetch,
     flat,
-    in_parts,
     left,
     lines,
     matrix,
     of_columns,
     of_rows,
-    phased,
     phases,
     product,
     put,
@@ -53,10 +49,6 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     sync,
-    thin,
-    thin_scratch,
-    turned,
-    where_positive,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "theta", "eps", "tokens", "mask_stride", "s_stride",

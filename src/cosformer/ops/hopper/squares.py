@@ -27,20 +27,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, deal, thin
+from cosformer.ops.hopper.pairs import between, blank, hidden, masked, turned, where_positive
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
-    between,
-    blank,
-    deal,
     fetch,
     flat,
-    hidden,
     left,
     lines,
-    masked,
     of_columns,
     of_rows,
     phases,
@@ -50,9 +46,6 @@ from cosformer.ops.hopper.tiles import (
     runs,
     scratch,
     sync,
-    thin,
-    turned,
-    where_positive,
 )
 
 RUNTIME = ["documents", "again", "theta", "eps", "tokens"]

@@ -20,30 +20,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, deal, deal_out, thin, thin_lines, thin_scratch
 from cosformer.ops.hopper.documents import end_of, part_of
+from cosformer.ops.hopper.pairs import blank, phased, turned
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
-    blank,
-    deal,
-    deal_out,
     fetch,
     flat,
     lines,
     matrix,
     of_rows,
-    phased,
     phases,
     product,
     room,
     scratch,
     sync,
-    thin,
-    thin_lines,
-    thin_scratch,
-    turned,
 )
 
 RUNTIME = ["origin", "length", "pieces", "size", "unused", "beginning", "theta", "tokens", "mask_stride"]

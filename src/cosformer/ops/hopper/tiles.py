@@ -5,18 +5,6 @@ A tile is CHUNK = 64 tokens of one head, W = 64 or 128 features wide (heads that
 the copy engine fills with zeros what lies outside of a tensor, and leaves it out when it writes).
 Tensors [B, T, H, D] are described to the copy engine as they are, so any strides that are multiples of 8 do.
 
-**Phases and ReLU in one instruction.** Angles lie in [0, pi/2] (the caller sees to that), where cos and
-sin are not negative; so ReLU(x) cos = ReLU(x cos), and two bfloat16 are done at once by one fused
-multiply-add that ends in a ReLU. There the hardware's own sine and cosine err by 2^-20: far below a
-bfloat16.
-
-**z by a product.** z = sum_j w_j phi(b_j) is phi(b)^T times a matrix [CHUNK, PARTS] that deals the rows out
-to PARTS sums, each row with its weight (`deal`, `deal_out`): no thread adds anything up. The product that
-uses z sums up the parts, each rounded to bfloat16 for itself.
-
-**Two numbers an instruction.** What is masked is first rounded to pairs of bfloat16, from which bits are then
-taken (`below`, `where_positive`); left to itself the compiler chooses number by number.
-
 **No hoisting.** Left to itself the compiler computes the descriptors of all shared operands before the
 loop, and spills 50 to 120 registers over it. `anew` is a zero it cannot see through: operands taken at
 that index are described inside the loop.
@@ -27,7 +15,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 CHUNK = gl.constexpr(64)
-PARTS = gl.constexpr(16)
 # No cosine or sine is smaller: one may be divided by them, and a product with them keeps its sign. A
 # bfloat16 does not see the difference.
 LEAST = gl.constexpr(1e-6)
@@ -57,18 +44,6 @@ def lines(W, WARPS):
 
 
 @gluon.constexpr_function
-def thin(ROWS, WARPS):
-    """The layout of partial sums [ROWS, PARTS]."""
-    return product(ROWS, PARTS, WARPS)
-
-
-@gluon.constexpr_function
-def thin_lines(WARPS):
-    """The layout of [CHUNK, PARTS] as it is made: half of a row a thread."""
-    return gl.BlockedLayout([1, PARTS // 2], [16, 2], [WARPS, 1], [1, 0])
-
-
-@gluon.constexpr_function
 def runs(W, WARPS):
     """How many rows a round of `lines` covers."""
     return WARPS * (32 // (W // 8))
@@ -94,37 +69,6 @@ def room(N: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
 def scratch(ROWS: gl.constexpr, W: gl.constexpr):
     """One tile that only products read; taken at the index `anew`."""
     return gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, W], gl.NVMMASharedLayout(128, 16, rank=2))
-
-
-@gluon.jit
-def thin_scratch(ROWS: gl.constexpr):
-    return gl.allocate_shared_memory(
-        gl.bfloat16, [1, ROWS, PARTS], gl.NVMMASharedLayout(PARTS * 2, 16, rank=2)
-    )
-
-
-@gluon.jit
-def deal(WARPS: gl.constexpr):
-    """A matrix [CHUNK, PARTS] that deals out rows: a product with it sums them up, in PARTS parts."""
-    LAYOUT: gl.constexpr = thin_lines(WARPS)
-    i = gl.arange(0, CHUNK, layout=of_rows(LAYOUT))
-    j = gl.arange(0, PARTS, layout=of_columns(LAYOUT))
-    dealt = thin_scratch(CHUNK)
-    dealt.index(0).store(gl.where((i % PARTS)[:, None] == j[None, :], 1.0, 0.0).to(gl.bfloat16))
-    return dealt
-
-
-@gluon.jit
-def deal_out(weight, dealt, WARPS: gl.constexpr):
-    """The same with a weight for each row: half of the parts for its first bits, half for the next ones."""
-    LAYOUT: gl.constexpr = thin_lines(WARPS)
-    HALF: gl.constexpr = PARTS // 2
-    i = gl.arange(0, CHUNK, layout=of_rows(LAYOUT))
-    j = gl.arange(0, PARTS, layout=of_columns(LAYOUT))
-    first = weight.to(gl.bfloat16).to(gl.float32)
-    both = gl.where((j < HALF)[None, :], first[:, None], (weight - first)[:, None])
-    own = (i % HALF)[:, None] == (j % HALF)[None, :]
-    dealt.store(gl.where(own, both, 0.0).to(gl.bfloat16))
 
 
 @gluon.jit
@@ -171,143 +115,6 @@ def phases(position, theta):
 
 
 @gluon.jit
-def phased(x, factor):
-    """ReLU(x) * factor, two at a time; a row with the factor zero is zero whatever it holds, else NaN
-    stays NaN. `factor`: one for each row, >= 0."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 minus, y;
-        .reg .pred none;
-        mov.b32 minus, 0x80008000;
-        fma.rn.relu.bf16x2 y, $1, $2, minus;
-        setp.eq.b32 none, $2, 0;
-        selp.b32 $0, 0, y, none;
-        }""",
-        "=r,r,r", [x, factor.to(gl.bfloat16)[:, None]], dtype=gl.bfloat16, is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def turned(x, factor):
-    """As `phased`, where no factor is zero."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 minus;
-        mov.b32 minus, 0x80008000;
-        fma.rn.relu.bf16x2 $0, $1, $2, minus;
-        }""",
-        "=r,r,r", [x, factor.to(gl.bfloat16)[:, None]], dtype=gl.bfloat16, is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def hidden(x, keep):
-    """Zeros in the rows that are not kept, whatever they hold; two at a time."""
-    return gl.inline_asm_elementwise(
-        "and.b32 $0, $1, $2;", "=r,r,r", [x, gl.where(keep, -1, 0).to(gl.int16)[:, None]], dtype=gl.bfloat16,
-        is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def where_positive(y, x):
-    """y where x > 0 and zero elsewhere, in bfloat16; two at a time."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 none, there, pair;
-        mov.b32 none, 0;
-        set.gt.u32.bf16x2 there, $3, none;
-        cvt.rn.bf16x2.f32 pair, $2, $1;
-        and.b32 $0, pair, there;
-        }""",
-        "=r,r,r,r", [y, x], dtype=gl.bfloat16, is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def below(x, steps):
-    """x on and below the diagonal and zero above it, in bfloat16; two at a time. `steps`: 16 bits for each
-    column a row is ahead of, itself included."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 bits, pair;
-        max.s32 bits, $3, 0;
-        shl.b32 bits, -1, bits;
-        not.b32 bits, bits;
-        cvt.rn.bf16x2.f32 pair, $2, $1;
-        and.b32 $0, pair, bits;
-        }""",
-        "=r,r,r,r,r", [x, steps], dtype=gl.bfloat16, is_pure=False, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def above(x, steps):
-    """x on and above the diagonal. `steps`: 16 bits for each column a row is behind."""
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 bits, pair;
-        max.s32 bits, $3, 0;
-        shl.b32 bits, -1, bits;
-        cvt.rn.bf16x2.f32 pair, $2, $1;
-        and.b32 $0, pair, bits;
-        }""",
-        "=r,r,r,r,r", [x, steps], dtype=gl.bfloat16, is_pure=False, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def between(begin, end, LAYOUT: gl.constexpr):
-    """The bits of numbers in the columns [begin, end) of each row, two at a time."""
-    j = 16 * gl.arange(0, CHUNK, layout=of_columns(LAYOUT))
-    return gl.inline_asm_elementwise(
-        """{
-        .reg .b32 before, behind;
-        max.s32 before, $1, 0;
-        shl.b32 before, -1, before;
-        max.s32 behind, $3, 0;
-        shl.b32 behind, -1, behind;
-        not.b32 behind, behind;
-        and.b32 $0, before, behind;
-        }""",
-        "=r,r,r,r,r", [(16 * begin)[:, None] - j[None, :], (16 * end)[:, None] - j[None, :]], dtype=gl.int16,
-        is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def masked(x, bits):
-    """x in bfloat16, of each number the bits that are set; two at a time."""
-    return gl.inline_asm_elementwise(
-        "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $2, $1; and.b32 $0, pair, $3; }", "=r,r,r,r", [x, bits],
-        dtype=gl.bfloat16, is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@gluon.jit
-def blank(tile, keep, LAYOUT: gl.constexpr):
-    tile.store(hidden(tile.load(LAYOUT), keep))
-
-
-@gluon.jit
-def spread(Z, ROWS: gl.constexpr, SHARES: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr,
-           LAYOUT: gl.constexpr):  # fmt: skip
-    """z [WIDTH] as [ROWS, W] with equal rows, so many of which add up to it."""
-    w = gl.arange(0, W, layout=of_columns(LAYOUT))
-    z = gl.load(Z + w, mask=w < WIDTH, other=0.0) * (1.0 / SHARES)
-    return z[None, :] + gl.zeros([ROWS, W], gl.float32, LAYOUT)
-
-
-@gluon.jit
-def in_parts(Z, WIDTH: gl.constexpr, W: gl.constexpr, WARPS: gl.constexpr):
-    """z [WIDTH] as [W, PARTS] with equal columns that add up to it."""
-    LAYOUT: gl.constexpr = thin(W, WARPS)
-    w = gl.arange(0, W, layout=of_rows(LAYOUT))
-    z = gl.load(Z + w, mask=w < WIDTH, other=0.0) * (1.0 / PARTS)
-    return z[:, None] + gl.zeros([W, PARTS], gl.float32, LAYOUT)
-
-
-@gluon.jit
 def matrix(S, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr, LAYOUT: gl.constexpr):
     """Pointers to a matrix [HEIGHT, WIDTH], and which of [W, W] lie inside."""
     i = gl.arange(0, W, layout=of_rows(LAYOUT))
@@ -321,25 +128,6 @@ def summed(at, inside, count, step):
     x = gl.load(at, mask=inside & (count > 0), other=0.0)
     for i in range(1, count):
         x += gl.load(at + i * step, mask=inside, other=0.0)
-    return x
-
-
-@gluon.jit
-def summed_and_spread(Z, count, step, ROWS: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr,
-                      LAYOUT: gl.constexpr):  # fmt: skip
-    """As `spread`, of the sum of `count` vectors."""
-    x = gl.zeros([ROWS, W], gl.float32, LAYOUT)
-    for i in range(count):
-        x += spread(Z + i * step, ROWS, ROWS, WIDTH, W, LAYOUT)
-    return x
-
-
-@gluon.jit
-def summed_in_parts(Z, count, step, WIDTH: gl.constexpr, W: gl.constexpr, WARPS: gl.constexpr):
-    """As `in_parts`, of the sum of `count` vectors."""
-    x = gl.zeros([W, PARTS], gl.float32, thin(W, WARPS))
-    for i in range(count):
-        x += in_parts(Z + i * step, WIDTH, W, WARPS)
     return x
 
 

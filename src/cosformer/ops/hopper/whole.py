@@ -24,20 +24,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, deal, thin, thin_scratch
 from cosformer.ops.hopper.documents import tile_at, whole_documents
+from cosformer.ops.hopper.pairs import blank, phased, turned
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
-    blank,
-    deal,
     fetch,
     flat,
     left,
     lines,
     of_rows,
-    phased,
     phases,
     product,
     put,
@@ -45,9 +43,6 @@ from cosformer.ops.hopper.tiles import (
     scratch,
     send,
     sync,
-    thin,
-    thin_scratch,
-    turned,
 )
 
 RUNTIME = ["pieces", "theta", "eps", "tokens"]

@@ -22,30 +22,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from cosformer.ops.hopper.denominators import PARTS, deal, deal_out, thin, thin_lines, thin_scratch
 from cosformer.ops.hopper.documents import tile_at, whole_documents
+from cosformer.ops.hopper.pairs import blank, phased, turned, where_positive
 from cosformer.ops.hopper.tiles import (
     CHUNK,
-    PARTS,
     anew,
     barriers,
-    blank,
-    deal,
-    deal_out,
     flat,
     left,
     lines,
     of_rows,
-    phased,
     phases,
     product,
     room,
     scratch,
     sync,
-    thin,
-    thin_lines,
-    thin_scratch,
-    turned,
-    where_positive,
 )
 from cosformer.ops.hopper.whole import RUNTIME, absorbed, bring_next, hand_out, settle
 
