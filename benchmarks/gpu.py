@@ -229,10 +229,10 @@ def _against_length(
                 found = clock(call, seconds)
                 timings.append({**case, "phase": phase, "median_s": found, "graph": captured})
                 before[phase] = (much, found)
+                del call, work  # a graph holds all that its calls need
                 if phase == PHASES[1]:
                     extra = _peak(Work(c, inputs, mode, phase), shape.device)
                     peaks.append({**case, "extra_bytes": extra})
-                del call
             except (RuntimeError, torch.OutOfMemoryError, ImportError) as error:
                 timings.append({**case, "phase": phase, "skipped": str(error).splitlines()[0]})
     return timings, peaks

@@ -82,11 +82,17 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     ]
     for title, header, rows in _tables(data):
         parts += [f"## {title}", markdown(header, tuple(rows), True)]
+    timings = data["gpu"]["timings"]
+    words = {
+        id(t): f"{NAMES[t['contender']]}, {t['mode']}, {t['phase']}, D = {t['dim']}, T = {t['length']:,}"
+        for t in timings
+    }
+    there = {words[id(t)] for t in timings if "median_s" in t}
     skipped = sorted(
         {
-            f"{NAMES[t['contender']]}, {t['mode']}, {t['phase']}, D = {t['dim']}, T = {t['length']:,}: "
+            f"{words[id(t)]}{', peak memory' if words[id(t)] in there else ''}: "
             f"{t['skipped'].split('. ')[0].rstrip('.')}."
-            for t in data["gpu"]["timings"]
+            for t in timings
             if "skipped" in t
         }
     )

@@ -111,6 +111,19 @@ def test_what_would_take_too_long_is_not_run(record, monkeypatch):
     assert skipped == [512, 512]  # 128 tokens take 82 us, 512 sixteen times as long
 
 
+def test_what_is_timed_but_does_not_fit_once_more(record, monkeypatch):
+    def peak(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.00 GiB.")
+
+    monkeypatch.setattr(gpu, "_peak", peak)
+    c = Contender("sdpa", "softmax", softmax, computes="softmax")
+    timings, peaks = gpu._against_length(c, replace(SHAPE, dim=16), "causal", Clock(None), 0.1)
+    assert not peaks
+    text = gpu_report.to_markdown({**record, "gpu": {**record["gpu"], "timings": timings}}, None)
+    assert "forward+backward, D = 16, T = 128, peak memory: CUDA out of memory." in text
+    assert "forward, D = 16, T = 128" not in text.split("## Not run")[1]
+
+
 def test_variants_are_beside_the_plain_case(record):
     kinds = {(v["kind"], v["batch"]) for v in record["gpu"]["variants"]}
     assert kinds == {(k, b) for k in ("plain", "mask", "grouped heads") for b in (2, 1)} | {("documents", 1)}

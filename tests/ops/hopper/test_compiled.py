@@ -1,6 +1,6 @@
 """The kernels for Hopper compile, without one, as they were meant: no large spills, products that run while
-something else is done, shared memory for as many blocks as are to work at a time, one kernel for every
-length."""
+something else is done, registers and shared memory for as many blocks as are to work at a time, one kernel
+for every length."""
 
 import pytest
 

@@ -20,6 +20,7 @@ BOUNDS = {
     "odd": [0, 1, 64, 128, 193, 193, 193, 320, 1000],
     "short": list(range(0, 700, 3)),
     "long": [0, 700, 1000, 1100, 2300, 2304, 3000, 4700],
+    "near and far": [0, 64 * 35, 64 * 58, 64 * 90],  # of pieces of 30 tiles 5 and 2 away: 4 at most
 }
 cases = pytest.mark.parametrize("bounds", BOUNDS.values(), ids=BOUNDS)
 

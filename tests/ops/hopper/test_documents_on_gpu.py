@@ -38,8 +38,9 @@ def test_a_document_of_nan_changes_no_other(dim, causal, cut):
 
 
 @pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("what", "qkvg")
-def test_nan_of_a_short_document_stays_in_it(what, dim):
+def test_nan_of_a_short_document_stays_in_it(what, value, dim):
     """Neighbours that share its tile are done again without it."""
     bounds = [0, 20, 33, 50, 150, 170, 234, 240]
     cu = torch.tensor(bounds, device="cuda")
@@ -51,14 +52,30 @@ def test_nan_of_a_short_document_stays_in_it(what, dim):
         return (out.detach(), *torch.autograd.grad(out, leaves, x["g"]))
 
     well = made()
-    x[what][0, 25, 1, 3] = torch.nan
+    x[what][0, 25, 1, 3] = value
     ill = made()
     own = torch.zeros(240, 2, dtype=torch.bool, device="cuda")
     own[20:33, 1] = True
     for a, b in zip(well, ill, strict=True):
         assert b[:, ~own].isfinite().all()
         torch.testing.assert_close(a[:, ~own], b[:, ~own], atol=2e-2, rtol=2e-2)
-    assert any(y[:, own].isnan().any() for y in ill)
+    assert not all(y[:, own].isfinite().all() for y in ill)
+
+
+@both_ways
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("sick", [(20, 33), (50, 150), (240, 1240)], ids=str)
+def test_nan_of_keys_is_seen_in_the_gradient_of_queries(sick, dim, causal, cut):
+    """Of documents that share a tile, have several, or are cut."""
+    cu = torch.tensor([0, 20, 33, 50, 150, 170, 234, 240, 1240], device="cuda")
+    q, k, v, g = torch.randn(4, 1, 1240, 2, dim, device="cuda", dtype=torch.bfloat16)
+    own = slice(*sick)
+    k[:, own] = torch.nan
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    dq = results(leaves, "hopper", g, causal=causal, cu_seqlens=cu, horizon=1240)[1]
+    assert dq[:, own][q[:, own] > 0].isnan().all()
+    assert dq[:, : sick[0]].isfinite().all()
+    assert dq[:, sick[1] :].isfinite().all()
 
 
 DOCUMENTS = {

@@ -2,6 +2,8 @@
 
 support.py   what it can do, and for which versions of Triton
 tiles.py     what every kernel does with its tiles: where they lie, how they come and go, their phases
+pairs.py     ReLU, phases and masks of two numbers at a time
+denominators.py  z, summed up by products
 forward.py   causal attention: one walk, the state in registers
 queries.py   the gradient of q in causal attention
 keys.py      the gradients of k and v in causal attention

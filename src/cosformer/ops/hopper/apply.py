@@ -60,7 +60,8 @@ def settle_sum(S, Z, count, apart, sc_room, ss_room, zc_room, zs_room, D: gl.con
 @gluon.jit
 def settle(S, Z, index, s_stride, z_stride, sc_room, ss_room, zc_room, zs_room, SHARES: gl.constexpr,
            D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, LINES: gl.constexpr):  # fmt: skip
-    """A state from memory into shared memory, in bfloat16; z as PARTS equal rows, so many of which are z."""
+    """A state from memory into shared memory, in bfloat16; z as PARTS equal rows, of which SHARES
+    add up to z."""
     index = index.to(gl.int64)
     at, inside = matrix(S + index * s_stride, D, DV, W, LINES)
     sc_room.index(0).store(gl.load(at, mask=inside, other=0.0).to(gl.bfloat16))

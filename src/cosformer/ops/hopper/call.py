@@ -86,7 +86,7 @@ class Call:
         )  # fmt: skip
         self.causal, self.joined = causal, joined
         self.pieces, self.listed = 0, listed
-        self.groups: tuple[Tensor, Tensor] | None = None  # of short documents; bounds of each token's
+        self.groups: tuple[Tensor, Tensor] | None = None  # of short documents; each token's bounds
         if cu_seqlens is not None and joined:
             self.pieces = of_list(self.tq, self._most_pieces)
             if listed is None:

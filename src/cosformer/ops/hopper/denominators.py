@@ -1,8 +1,8 @@
 """z, the sum beside S that denominators come from, by products.
 
 z = sum_j w_j phi(b_j) is phi(b)^T times a matrix [CHUNK, PARTS] that deals the rows out to PARTS sums, each
-row with its weight. No thread adds anything up; the product that uses z sums up the parts, each rounded to
-bfloat16 for itself.
+row with its weight: no thread adds rows up. The parts, each rounded to bfloat16 for itself, are added up by
+the product that uses z, or behind it.
 """
 
 from triton.experimental import gluon
@@ -59,7 +59,7 @@ def deal_out(weight, dealt, WARPS: gl.constexpr):
 @gluon.jit
 def spread(Z, ROWS: gl.constexpr, SHARES: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr,
            LAYOUT: gl.constexpr):  # fmt: skip
-    """z [WIDTH] as [ROWS, W] with equal rows, so many of which add up to it."""
+    """z [WIDTH] as [ROWS, W] with equal rows, of which SHARES add up to it."""
     w = gl.arange(0, W, layout=of_columns(LAYOUT))
     z = gl.load(Z + w, mask=w < WIDTH, other=0.0) * (1.0 / SHARES)
     return z[None, :] + gl.zeros([ROWS, W], gl.float32, LAYOUT)

@@ -2,9 +2,9 @@
 
 A tile is CHUNK tokens of one document, fewer where the document ends; its first tile begins where the
 document begins, wherever that is in the row. So no tile holds two documents, and nothing one of them holds
-can reach another. The list is cut into runs of equal length, one for each piece: a block goes from document
-to document without stopping, with the copies of the next tiles under way, and starts a new state where a
-document begins. Short documents cost no more than their tiles.
+can reach another. The list is cut into runs of about equal length, one for each piece: a block goes from
+document to document without stopping, with the copies of the next tiles under way, and starts a new state
+where a document begins. Short documents cost no more than their tiles.
 
     TILES [tiles + 1, 4] int32: of each tile its first token, how many tokens of its document lie before it
     and how many from it on; and of each piece, and after the last, its first tile
@@ -148,6 +148,7 @@ def list_tiles(
         ahead = tl.cdiv(rest, CHUNK)
         back = before // CHUNK
         limit = tl.maximum(tl.maximum(each // 8, 1), tl.minimum(each // 4, AS_LONG))
+        # Half of the limit: a piece may grow at both ends.
         near = (tile < total) & (2 * tl.minimum(ahead, back) <= limit + 1)
         begins = tile + tl.where(near, tl.where(ahead <= back, ahead, -back), 0)
         tl.store(TILES + 4 * piece + 3, begins, mask=(piece >= 0) & (piece <= pieces))

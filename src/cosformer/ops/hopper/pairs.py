@@ -6,7 +6,9 @@ multiply-add that ends in a ReLU. There the hardware's own sine and cosine (`pha
 2^-20: far below a bfloat16.
 
 **Masks are bits.** What is masked is first rounded to pairs of bfloat16, from which bits are then taken away,
-NaN or not; left to itself the compiler chooses number by number.
+NaN or not; left to itself the compiler chooses number by number. A pair lies in one row, from an even column
+on: its first number tells where both are. What would be the same in every turn of a loop is not to be kept in
+registers over it (`is_pure=False`).
 """
 
 from triton.experimental import gluon
@@ -56,12 +58,12 @@ def hidden(x, keep):
 
 @gluon.jit
 def where_positive(y, x):
-    """y where x > 0 and zero elsewhere, in bfloat16; two at a time."""
+    """y where x > 0 or NaN, and zero elsewhere, in bfloat16; two at a time."""
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 none, there, pair;
         mov.b32 none, 0;
-        set.gt.u32.bf16x2 there, $3, none;
+        set.gtu.u32.bf16x2 there, $3, none;
         cvt.rn.bf16x2.f32 pair, $2, $1;
         and.b32 $0, pair, there;
         }""",
@@ -131,4 +133,5 @@ def masked(x, bits):
 
 @gluon.jit
 def blank(tile, keep, LAYOUT: gl.constexpr):
+    """Zeros in the rows of a tile that are not kept."""
     tile.store(hidden(tile.load(LAYOUT), keep))

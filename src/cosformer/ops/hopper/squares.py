@@ -165,7 +165,7 @@ def square_o(
         sync()
         tile_k.store(y)
         sync()
-        # What v holds reaches all rows: some tell.
+        # Zero times what is not finite in v is NaN in every row: a few rows tell.
         doubts += gl.sum(tile_k.slice(0, SOME).load(LINES).to(gl.float32), axis=1) * 0.0
         put(O + head * DV, HEADS * DV, token, length, tile_k, DV, LINES)
         gl.store(DEN + head.to(gl.int64) * tokens + token + of_o, d, mask=of_o < length)
@@ -245,7 +245,8 @@ def square_gradients(
         grad = tile_g.load(LINES).to(gl.float32)
         used = gl.sum(gl.abs(grad), axis=1) != 0.0
         e = -gl.sum(grad * tile_o.load(LINES).to(gl.float32), axis=1)
-        # d tells of q and k, e of g.
+        # d is not finite where q or k is not, nor e where g is not. (Not found: a finite q beyond 3e32 in a
+        # document without any weight, for r is 1 / eps there.)
         doubts += gl.where(keep, e + d, 0.0) * 0.0
         e = gl.where(used & (d >= eps), e, 0.0)
         r = gl.where(used, 1.0 / gl.where(d < eps, eps, d), 0.0)
@@ -266,7 +267,7 @@ def square_gradients(
         cos_y, sin_y = place(BOUNDS, token, of_y, length, theta)
         same = neighbours(BOUNDS, token, length, SQUARE)
         a, b, p = warpgroup_mma_wait(num_outstanding=0, deps=[a, b, p])
-        # v beyond the last document may be NaN; g there is zero, and so is e.
+        # v beyond the last document may be NaN: the bits of it are taken away.
         a = gl.convert_layout(masked(a + e_rows[:, None], same), left(RESULT))
         x = warpgroup_mma(a, k_c, no_result, use_acc=False, is_async=True)
         y = warpgroup_mma(a, k_s, no_result, use_acc=False, is_async=True)
@@ -274,7 +275,7 @@ def square_gradients(
         b = gl.convert_layout(masked(b + e_columns[None, :], same), left(RESULT))
         x, y, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, y, a])
         w = warpgroup_mma(p, tile_g, no_result, use_acc=False, is_async=True)
-        # phi(r q) is positive where q is, or r is zero.
+        # phi(r q) is positive where q is, NaN where r is, or r is zero.
         x = x * (cos_y * r_y)[:, None] + y * (sin_y * r_y)[:, None]
         tile_o.store(where_positive(x, q_c.load(RESULT)))
         w, p = warpgroup_mma_wait(num_outstanding=0, deps=[w, p])

@@ -6,8 +6,9 @@ three phases, with the equations of apply_gradients.py.
 S is summed up in registers and used in shared memory, then R in the same places. k and v come from the L2
 cache the second time, where documents are short.
 
-phi goes over k and q, and over what is done with: o, or its place where it is not read. So there is room for
-three stages (112 KiB and two blocks a multiprocessor), two where W = 128 (204 KiB and one).
+phi goes over k and q; its sines go over o, which is done with then, or into its place in the steps that do
+not read it. So there is room for three stages (112 KiB and two blocks a multiprocessor), two where W = 128
+(204 KiB and one).
 
 Bytes: 8 tensors, the floor. Measured as in whole.py: 0.351 ms.
 """
