@@ -16,7 +16,7 @@ from benchmarks.attention_report import FORMAT, to_markdown, to_terminal
 from benchmarks.contenders import MODES, PHASES, Contender, Shape
 from benchmarks.operator import DTYPES, folder_for, settings
 from benchmarks.plot import draw
-from benchmarks.record import new_record
+from benchmarks.record import earlier, new_record
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, race
 from cosformer import attention
@@ -167,21 +167,11 @@ def write(data: dict[str, Any], folder: Path, stem: str) -> None:
         print(folder / f"{stem}.{ending}")
 
 
-def earlier(p: Parser, path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
-        p.error(f"--render {path} cannot be read as JSON")
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        p.error(f"--render {path} is not a record of this benchmark")
-    return data
-
-
 def main() -> None:
     p = parser()
     args = p.parse_args()
     if args.render:
-        data = earlier(p, args.render)
+        data = earlier(p, args.render, FORMAT)
         write(data, folder_for(p, args.out or args.render.parent), args.render.stem)
         return
     shape, lengths = settings(p, args)

@@ -18,6 +18,7 @@ import transformers
 from benchmarks import machine
 from benchmarks.generation_cases import CONTENDERS, Decoder, Sizes, build, cache_bytes, disagreement
 from benchmarks.generation_report import FORMAT, to_markdown, to_terminal
+from benchmarks.record import earlier
 from benchmarks.terminal import Parser, Progress, size
 from benchmarks.timing import summary
 from cosformer.report.files import replace as replace_file
@@ -211,9 +212,7 @@ def main() -> None:
         print(peak(json.loads(args.peak)))
         return
     if args.render:
-        data = json.loads(args.render.read_text())
-        if data.get("format") != FORMAT:
-            p.error(f"--render {args.render} is not a record of this benchmark")
+        data = earlier(p, args.render, FORMAT)
         write(data, args.out or args.render.parent, args.render.stem)
         return
     if args.threads:

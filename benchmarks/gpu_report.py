@@ -70,6 +70,11 @@ def _missing(found: dict[str, Any]) -> Iterator[str]:
             yield f"{title} (D = {', '.join(left)})"
 
 
+def _case(timing: dict[str, Any]) -> str:
+    name, mode, phase = NAMES[timing["contender"]], timing["mode"], timing["phase"]
+    return f"{name}, {mode}, {phase}, D = {timing['dim']}, T = {timing['length']:,}"
+
+
 def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     parts = [
         f"# The operator on a GPU, {data['date'][:10]}",
@@ -83,14 +88,10 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
     for title, header, rows in _tables(data):
         parts += [f"## {title}", markdown(header, tuple(rows), True)]
     timings = data["gpu"]["timings"]
-    words = {
-        id(t): f"{NAMES[t['contender']]}, {t['mode']}, {t['phase']}, D = {t['dim']}, T = {t['length']:,}"
-        for t in timings
-    }
-    there = {words[id(t)] for t in timings if "median_s" in t}
+    there = {_case(t) for t in timings if "median_s" in t}
     skipped = sorted(
         {
-            f"{words[id(t)]}{', peak memory' if words[id(t)] in there else ''}: "
+            f"{_case(t)}{', peak memory' if _case(t) in there else ''}: "
             f"{t['skipped'].split('. ')[0].rstrip('.')}."
             for t in timings
             if "skipped" in t

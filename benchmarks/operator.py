@@ -23,7 +23,7 @@ from benchmarks import decoding, gpu_report, machine, memory
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work, find
 from benchmarks.gate import admit
 from benchmarks.plot import draw
-from benchmarks.record import FORMAT, new_record
+from benchmarks.record import FORMAT, earlier, new_record
 from benchmarks.report import to_markdown, to_terminal
 from benchmarks.targets import Results, missed
 from benchmarks.terminal import Parser, Progress
@@ -252,16 +252,6 @@ def write(data: dict[str, Any], folder: Path, stem: str) -> None:
         print(folder / f"{stem}.{ending}")
 
 
-def earlier(p: Parser, path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
-        p.error(f"--render {path} cannot be read as JSON")
-    if not isinstance(data, dict) or data.get("format") not in (FORMAT, gpu_report.FORMAT):
-        p.error(f"--render {path} is not a record of this benchmark")
-    return data
-
-
 def folder_for(p: Parser, folder: Path) -> Path:
     """Made where it is missing, before minutes are spent on what could not be written."""
     try:
@@ -277,7 +267,7 @@ def main() -> None:
     p = parser()
     args = p.parse_args()
     if args.render:
-        data = earlier(p, args.render)
+        data = earlier(p, args.render, FORMAT, gpu_report.FORMAT)
         render = write_gpu if data["format"] == gpu_report.FORMAT else write
         try:
             render(data, folder_for(p, args.out or args.render.parent), args.render.stem)

@@ -1,12 +1,15 @@
 """The record of a run: everything a report is rendered from, and what goes into its JSON file."""
 
 import datetime
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import machine
 from benchmarks.contenders import Contender, Shape
+from benchmarks.terminal import Parser
 
 FORMAT = "cosformer operator benchmark 1"
 
@@ -39,3 +42,16 @@ def new_record(
         "decoding": [],
         "profiles": [],
     }
+
+
+def earlier(p: Parser, path: Path, *formats: str) -> dict[str, Any]:
+    """The record a report is to be rendered from again, in one of these formats."""
+    if not path.is_file():
+        p.error(f"--render {path}: there is no such file")
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        p.error(f"--render {path} cannot be read as JSON")
+    if not isinstance(data, dict) or data.get("format") not in formats:
+        p.error(f"--render {path} is not a record of this benchmark")
+    return data

@@ -123,7 +123,7 @@ def test_a_small_run_writes_a_report(tmp_path):
     ("arguments", "says"),
     [
         (["--only", "cosfromer"], "cosfromer is not an attention"),
-        (["--render", "missing.json"], "missing.json"),
+        (["--render", "missing.json"], "missing.json: there is no such file"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, says):

@@ -65,7 +65,7 @@ def test_a_small_run_writes_a_report(tmp_path):
         (["--lengths", "64,none"], "--lengths"),
         (["--device", "toaster"], "--device"),
         (["--heads", "0"], "--heads"),
-        (["--render", "missing.json"], "missing.json"),
+        (["--render", "missing.json"], "missing.json: there is no such file"),
     ],
 )
 def test_a_mistake_is_one_sentence(arguments, says):

@@ -51,10 +51,19 @@ def test_a_broken_cache_would_be_seen(monkeypatch):
     assert disagreement(model, 40) > 1e-2
 
 
-def test_a_mistake_is_one_sentence():
-    done = run("--contexts", "64,none")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--contexts", "64,none"], "--contexts wants positive whole numbers"),
+        (["--render", "missing.json"], "missing.json: there is no such file"),
+        (["--render", "README.md"], "README.md cannot be read as JSON"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments, says):
+    done = run(*arguments)
     assert done.returncode == 2
-    assert "--contexts wants positive whole numbers" in done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
