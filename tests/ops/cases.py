@@ -8,6 +8,15 @@ from torch import Tensor
 
 from cosformer import CosformerState, cosformer_attention
 
+KINDS = {
+    "plain": {},
+    "mask": {"mask": True},
+    "packed": {"documents": 5},
+    "state": {"state": True},
+    "mask+state": {"mask": True, "state": True},
+    "packed+state": {"documents": 5, "state": True},
+}
+
 
 @dataclass
 class Case:

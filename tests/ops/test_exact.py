@@ -7,7 +7,7 @@ import torch
 
 from cosformer.ops.steps import LARGE_BUFFER, tiling
 
-from .cases import distance, make
+from .cases import KINDS, distance, make
 
 LENGTHS = (1, 2, 63, 64, 65, 128, 1000)
 SHAPES = {  # head size, value size, heads, key heads
@@ -19,14 +19,6 @@ SHAPES = {  # head size, value size, heads, key heads
     "128x8": (128, 8, 1, 1),
     "128": (128, 128, 2, 2),
     "grouped": (16, 16, 6, 2),
-}
-KINDS = {
-    "plain": {},
-    "mask": {"mask": True},
-    "packed": {"documents": 5},
-    "state": {"state": True},
-    "mask+state": {"mask": True, "state": True},
-    "packed+state": {"documents": 5, "state": True},
 }
 
 

@@ -19,14 +19,6 @@ SHAPES = {  # head size, value size, heads, key heads
     "40x64,grouped": (40, 64, 4, 2),
     "96x72,grouped": (96, 72, 3, 1),
 }
-KINDS = {
-    "plain": {},
-    "mask": {"mask": True},
-    "packed": {"documents": 5},
-    "state": {"state": True},
-    "mask+state": {"mask": True, "state": True},
-    "packed+state": {"documents": 5, "state": True},
-}
 
 
 def assert_right(case, backend="hopper"):

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from cosformer import CosformerState, cosformer_attention
-from tests.ops.cases import distance, make
+from tests.ops.cases import KINDS, distance, make
 from tests.ops.hopper.on_gpu import (
-    KINDS,
     SHAPES,
     assert_right,
     both_ways,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cosformer import cosformer_attention
-from tests.ops.cases import distance, make
+from tests.ops.cases import KINDS, distance, make
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
@@ -24,14 +24,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16] if GPU else [torch.float
 FLOOR = {torch.float32: 2**-22, torch.bfloat16: 2**-9, torch.float16: 2**-12}
 
 SHAPES = {"64": (64, 64, 1, 1), "17x40,grouped": (17, 40, 2, 1)}  # head size, value size, heads, key heads
-KINDS = {
-    "plain": {},
-    "mask": {"mask": True},
-    "packed": {"documents": 5},
-    "state": {"state": True},
-    "mask+state": {"mask": True, "state": True},
-    "packed+state": {"documents": 5, "state": True},
-}
 
 
 # The interpreter takes seconds where a GPU takes none: there, each kind of call runs at one shape and
