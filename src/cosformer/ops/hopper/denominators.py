@@ -27,6 +27,7 @@ def thin_lines(WARPS):
 
 @gluon.jit
 def thin_scratch(ROWS: gl.constexpr):
+    """One matrix [ROWS, PARTS] that only products read; taken at the index `anew`."""
     return gl.allocate_shared_memory(
         gl.bfloat16, [1, ROWS, PARTS], gl.NVMMASharedLayout(PARTS * 2, 16, rank=2)
     )
