@@ -1,0 +1,183 @@
+"""The kernels of heads with a window against the equation, with all pairs written out in float64: on a GPU
+where there is one, else in Triton's interpreter. Rows are compared one by one."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
+
+from cosformer.ops.triton import windowed
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+EPS = 1e-6
+UNTOUCHED = 12345.0
+NARROW = (1, 2, 3, 8, 63, 64, 65, 200, 256)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Windows of the key heads (0: none), each of `group` query heads; lengths of documents, if packed."""
+
+    windows: tuple[int, ...]
+    tq: int = 150
+    tk: int | None = None
+    batch: int = 1
+    group: int = 1
+    d: int = 16
+    dv: int = 16
+    causal: bool = True
+    offset: int = 0
+    masked: bool = False
+    documents: tuple[int, ...] | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def keys(self):
+        return self.tq if self.tk is None else self.tk
+
+    def tensors(self):
+        heads = len(self.windows)
+        shapes = {
+            "q": (self.batch, self.tq, heads * self.group, self.d), "k": (self.batch, self.keys, heads, self.d),
+            "v": (self.batch, self.keys, heads, self.dv),
+            "g": (self.batch, self.tq, heads * self.group, self.dv),
+        }  # fmt: skip
+        return {n: torch.randn(s).to(self.dtype).to(DEVICE) for n, s in shapes.items()}
+
+    def mask(self):
+        if not self.masked:
+            return None
+        mask = torch.rand(self.batch, self.keys) < 0.7
+        mask[:, 5:30] = False
+        return mask.to(DEVICE)
+
+    def cu(self):
+        if self.documents is None:
+            return None
+        return torch.tensor((0, *self.documents)).cumsum(0).to(torch.int32).to(DEVICE)
+
+    def weights(self, mask):
+        """[B, Hk, Tq, Tk]: c(i - j) of pairs that see each other, NaN for others."""
+        i, j = torch.arange(self.tq)[:, None] + self.offset, torch.arange(self.keys)[None, :]
+        every = []
+        for window in self.windows:
+            seen = (i - j).abs() < window
+            if self.causal:
+                seen &= j <= i
+            if self.documents is not None:
+                of = torch.repeat_interleave(torch.arange(len(self.documents)), torch.tensor(self.documents))
+                seen &= of[:, None] == of[None, :]
+            w = torch.cos((i - j).double() * (torch.pi / 2 / max(window, 1)))
+            every.append(w.masked_fill(~seen, torch.nan))
+        w = torch.stack(every)[None].expand(self.batch, -1, -1, -1)
+        return w if mask is None else w.masked_fill(~mask.cpu()[:, None, None, :], torch.nan)
+
+    def exact(self, x, mask):
+        """o, d and the gradients in float64, with all pairs written out; and each beside the same sum of
+        absolute values, the scale of its roundings."""
+        w = self.weights(mask).repeat_interleave(self.group, 1)
+        seen = ~w.isnan()
+        leaves = {n: t.detach().cpu().double().requires_grad_() for n, t in x.items() if n != "g"}
+        q, k, v = leaves["q"].relu(), leaves["k"].relu(), leaves["v"]
+        k, v = (t.repeat_interleave(self.group, 2) for t in (k, v))
+        w = w.nan_to_num()
+        p = (torch.einsum("bihd,bjhd->bhij", q, k) * w).masked_fill(~seen, 0)
+        den = p.sum(-1)
+        over = den.clamp_min(EPS)[..., None]
+        out = torch.einsum("bhij,bjhe->bihe", p / over, v)
+        g = x["g"].cpu().double()
+        grads = torch.autograd.grad(out, list(leaves.values()), g)
+        exact = {"out": out, "den": den[..., None]} | dict(zip(("dq", "dk", "dv"), grads, strict=True))
+        pairs = torch.einsum("bihe,bjhe->bhij", g.abs(), v.abs())
+        pairs = w * (pairs + (g * out).sum(-1).mT.abs()[..., None]) / over
+        shape = (len(self.windows), self.group)
+        scales = {
+            "out": torch.einsum("bhij,bjhe->bihe", p / over, v.abs()), "den": den[..., None],
+            "dq": torch.einsum("bhij,bjhd->bihd", pairs, k),
+            "dk": torch.einsum("bhij,bihd->bjhd", pairs, q).unflatten(2, shape).sum(3),
+            "dv": torch.einsum("bhij,bihe->bjhe", p / over, g.abs()).unflatten(2, shape).sum(3),
+        }  # fmt: skip
+        return {n: (t.detach(), scales[n].detach()) for n, t in exact.items()}
+
+    def run(self, x, mask):
+        """What the kernels give, laid over UNTOUCHED."""
+        table = windowed.window_table(self.windows, x["q"].device)
+        q, k, v, g = (x[n] for n in "qkvg")
+        out = torch.full((*q.shape[:3], self.dv), UNTOUCHED, dtype=q.dtype, device=DEVICE)
+        den = torch.full((q.shape[0], q.shape[2], q.shape[1]), UNTOUCHED, device=DEVICE)
+        dq, dk, dv = (torch.full_like(t, UNTOUCHED) for t in (q, k, v))
+        settings = (table, mask, self.cu(), self.causal, self.offset, EPS)
+        windowed.forward(q, k, v, out, den, *settings)
+        windowed.backward(g, q, k, v, out, den, dq, dk, dv, *settings)
+        made = {"out": out, "den": den, "dq": dq, "dk": dk, "dv": dv}
+        return {n: t.cpu() for n, t in made.items()}
+
+
+def rows_apart(found, exact, scale):
+    """The largest error of a row, relative to its own scale."""
+    error = (found.double() - exact).abs().amax(-1) / (scale.amax(-1) + 1e-9)
+    return error.max() if error.numel() else 0
+
+
+def assert_right(call, bound=1e-5):
+    x, mask = call.tensors(), call.mask()
+    found, exact = call.run(x, mask), call.exact(x, mask)
+    found["den"] = found["den"][..., None]
+    for name, made in found.items():
+        group = 1 if name in ("dk", "dv") else call.group
+        axis = 1 if name == "den" else 2
+        for head, window in enumerate(call.windows):
+            mine, truth, scale = (t.narrow(axis, head * group, group) for t in (made, *exact[name]))
+            if window == 0:
+                assert (mine == UNTOUCHED).all(), (name, head)
+                continue
+            assert mine.isfinite().all(), (name, window)
+            assert rows_apart(mine, truth, scale) <= bound, (name, window)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("windows", [(1, 2, 0, 3), (8, 63), (0, 64, 65), (200,), (256, 0)], ids=str)
+def test_narrow_windows(windows, causal):
+    assert_right(Call(windows, causal=causal))
+
+
+KINDS = {
+    "grouped": {"group": 2, "batch": 2, "dv": 24},
+    "mask": {"masked": True, "batch": 2},
+    "documents": {"documents": (0, 1, 3, 0, 66, 40, 0, 39, 1, 0)},
+    "mask+documents+grouped": {"masked": True, "documents": (70, 0, 80), "group": 3, "d": 24},
+    "later keys": {"tq": 90, "tk": 150, "offset": 37},
+    "later queries": {"tq": 150, "tk": 70, "offset": -20, "masked": True},
+    "queries alone": {"tq": 40, "tk": 0},
+    "keys alone": {"tq": 0, "tk": 40},
+    "far apart": {"tq": 70, "tk": 70, "offset": 300},
+}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_call_with_narrow_windows(kind, causal):
+    assert_right(Call((3, 0, 64, 70), causal=causal, **KINDS[kind]))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("windows", [(320,), (0, 512, 8, 320)], ids=str)
+def test_wide_windows(windows, causal):
+    """In several segments, the first of which no window fills."""
+    assert_right(Call(windows, tq=450, causal=causal))
+
+
+WIDE = KINDS | {
+    "documents": {"tq": 700, "documents": (0, 1, 420, 0, 65, 40, 174, 0)},
+    "later keys": {"tq": 390, "tk": 450, "offset": 37},
+    "later queries": {"tq": 450, "tk": 380, "offset": -20, "masked": True},
+}
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", WIDE)
+def test_every_kind_of_call_with_wide_windows(kind, causal):
+    assert_right(Call((320, 0, 2), causal=causal, **WIDE[kind]))
