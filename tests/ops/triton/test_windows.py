@@ -170,8 +170,9 @@ def test_wide_windows(windows, causal):
     assert_right(Call(windows, tq=450, causal=causal))
 
 
-WIDE = KINDS | {
-    "documents": {"tq": 700, "documents": (0, 1, 420, 0, 65, 40, 174, 0)},
+WIDE = {n: KINDS[n] for n in ("grouped", "mask", "queries alone", "keys alone", "far apart")} | {
+    "mask+documents+grouped": {"masked": True, "documents": (70, 0, 80), "group": 3, "d": 24},
+    "documents": {"tq": 560, "documents": (0, 1, 380, 0, 65, 40, 74, 0)},
     "later keys": {"tq": 390, "tk": 450, "offset": 37},
     "later queries": {"tq": 450, "tk": 380, "offset": -20, "masked": True},
 }
@@ -181,3 +182,140 @@ WIDE = KINDS | {
 @pytest.mark.parametrize("kind", WIDE)
 def test_every_kind_of_call_with_wide_windows(kind, causal):
     assert_right(Call((320, 0, 2), causal=causal, **WIDE[kind]))
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_segments_as_long_as_the_window(causal, monkeypatch):
+    monkeypatch.setattr(windowed, "multiprocessors", lambda device: 1)
+    assert_right(Call((320,), tq=400, causal=causal))
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (17, 40), (128, 128)], ids=str)
+def test_head_sizes(dims):
+    assert_right(Call((5, 320), tq=100, d=dims[0], dv=dims[1]))
+
+
+def test_half_precision():
+    call = Call((5, 70), tq=100, d=32, dv=32, dtype=torch.float16)
+    assert_right(call, bound=2e-3)
+
+
+def test_strided_inputs():
+    call = Call((5, 320), d=16, dv=16, batch=2)
+    x = call.tensors()
+    found = call.run(x, None)
+    apart = {n: t.transpose(1, 2).contiguous().transpose(1, 2) for n, t in x.items()}
+    apart["q"], apart["k"], apart["v"] = torch.cat([x[n] for n in "qkv"], -1).chunk(3, -1)
+    for name, made in call.run(apart, None).items():
+        assert torch.equal(made, found[name]), name
+
+
+def test_repeated_calls_agree_to_the_bit():
+    call = Call((1, 30, 320), group=2)
+    x = call.tensors()
+    first, second = call.run(x, None), call.run(x, None)
+    assert all(torch.equal(first[n], second[n]) for n in first)
+
+
+def spoilt_rows(call, bad, value):
+    """Results with `value` in rows `bad` of q, k, v and g, and the rows that see one of these, as queries and
+    as keys; and clean results."""
+    x = call.tensors()
+    clean = call.run(x, None)
+    for name, rows in bad.items():
+        x[name][:, rows] = value
+    w = call.weights(None)[0, 0]
+    return clean, call.run(x, None), ~w.isnan()
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("documents", [None, (70, 30, 50)], ids=["one document", "documents"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_lies_beyond_a_narrow_window_cannot_move_a_bit(value, documents, causal):
+    call = Call((5,), causal=causal, documents=documents)
+    for name in "qkvg":
+        clean, found, seen = spoilt_rows(call, {name: [68, 69, 100]}, value)
+        queries = torch.zeros(150, dtype=torch.bool)
+        keys = queries.clone()
+        if name in "qg":
+            queries[[68, 69, 100]] = True
+        else:
+            keys[[68, 69, 100]] = True
+            queries |= (seen & keys[None, :]).any(1)
+        keys |= (seen & queries[:, None]).any(0)
+        if name != "g":
+            assert torch.equal(found["out"][:, ~queries], clean["out"][:, ~queries]), name
+            assert torch.equal(found["den"][..., ~queries], clean["den"][..., ~queries]), name
+            bad = found["out"][0, :, 0].isfinite().logical_not().all(-1)
+            assert torch.equal(bad, queries), name
+        assert torch.equal(found["dq"][:, ~queries], clean["dq"][:, ~queries]), name
+        for gradient in ("dk", "dv"):
+            assert torch.equal(found[gradient][:, ~keys], clean[gradient][:, ~keys]), name
+            assert not found[gradient][0, keys, 0].isfinite().all(-1).any() or name in "kv", name
+
+
+@pytest.mark.parametrize("windows", [(5,), (320,)], ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_masked_nan_and_queries_without_a_gradient_have_no_influence(windows, causal):
+    call = Call(windows, causal=causal, masked=True)
+    x, mask = call.tensors(), call.mask()
+    unused = torch.zeros(150, dtype=torch.bool)
+    unused[60:75] = unused[3] = True
+    x["g"][:, unused] = 0
+    clean = call.run(x, mask)
+    for name in "kv":
+        x[name][~mask] = torch.nan
+    assert all(torch.equal(clean[n], t) for n, t in call.run(x, mask).items())
+    x["q"][:, unused] = torch.nan
+    found = call.run(x, mask)
+    for name in ("dq", "dk", "dv"):
+        assert torch.equal(clean[name], found[name]), name
+    assert (found["dq"][:, unused] == 0).all()
+    assert (found["dk"][~mask] == 0).all()
+    assert (found["dv"][~mask] == 0).all()
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_nan_beyond_a_wide_window_or_in_another_document(causal):
+    """A window and a chunk further on; what comes from spoilt keys by way of queries that are used, once more
+    as far."""
+    call = Call((320,), tq=520, d=8, dv=8, causal=causal)
+    clean, found, _ = spoilt_rows(call, {n: [60] for n in "kv"}, torch.nan)
+    for name, axis in {"out": 1, "den": 2, "dq": 1}.items():
+        assert torch.equal(*(t[name].narrow(axis, 444, 76) for t in (found, clean))), name
+    clean, found, _ = spoilt_rows(call, {n: [60] for n in "qg"}, torch.nan)
+    for name in ("dk", "dv"):
+        assert torch.equal(found[name][:, 444:], clean[name][:, 444:]), name
+    call = replace(call, tq=150, documents=(70, 80))
+    clean, found, _ = spoilt_rows(call, {n: [69] for n in "qkvg"}, torch.nan)
+    for name, axis in {"out": 1, "den": 2, "dq": 1, "dk": 1, "dv": 1}.items():
+        assert torch.equal(*(t[name].narrow(axis, 70, 80) for t in (found, clean))), name
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(3, torch.float32), (1, torch.float16)], ids=str)
+def test_token_by_token_as_all_at_once(group, dtype):
+    """The state holds the last W - 1 keys and values of each head, bit for bit; the longest is three tiles."""
+    call = Call((1, 2, 0, 40, 5), tq=50, batch=2, group=group, d=24, dv=200, masked=True, dtype=dtype)
+    x, mask = call.tensors(), call.mask()
+    table = windowed.window_table(call.windows, x["q"].device)
+    keys, values = (torch.zeros(2, table.places, n, dtype=dtype, device=DEVICE) for n in (24, 200))
+    x["k"][~mask], x["v"][~mask] = torch.nan, torch.nan
+    exact, scale = call.exact({n: t.nan_to_num() for n, t in x.items()}, mask)["out"]
+    for t in range(call.tq):
+        out = torch.full((2, 1, x["q"].shape[2], 200), UNTOUCHED, dtype=dtype, device=DEVICE)
+        token = [x[n][:, t : t + 1] for n in "qkv"]
+        windowed.decode(*token, out, keys, values, table, mask[:, t : t + 1], EPS)
+        for head, window in enumerate(call.windows):
+            mine = slice(head * group, head * group + group)
+            if window == 0:
+                assert (out[:, :, mine] == UNTOUCHED).all()
+            else:
+                apart = rows_apart(out[:, 0, mine].cpu(), exact[:, t, mine], scale[:, t, mine])
+                assert apart <= (1e-5 if dtype == torch.float32 else 2e-3)
+    place = 0
+    for head, window in enumerate(call.windows):
+        for stored, name in ((keys, "k"), (values, "v")):
+            real = x[name].masked_fill(~mask[..., None, None], 0)[:, call.tq - max(window, 1) + 1 :, head]
+            assert torch.equal(stored[:, place : place + max(window, 1) - 1], real)
+        place += max(window, 1) - 1
+    assert place == table.places

@@ -12,7 +12,7 @@ read of a row comes from memory, the others from the cache.
 Weights c are made of the phases of both rows relative to the tile: two multiply-adds an element. Pairs that
 are not seen have P = 0 by choice, whatever their scores are. The rows that P is multiplied with may still
 hold NaN where no row of the tile, or not every one, sees them: a result that is not finite is computed once
-more (SAFE), with zeros in the place of numbers that are not finite, and what saw one of these is NaN.
+more, with zeros in the place of numbers that are not finite, and what saw one of these is NaN.
 """
 
 import triton
@@ -24,28 +24,32 @@ from cosformer.ops.triton.window_rows import finite, gated, reach, rectified, sp
 
 
 @triton.jit
-def spoil(x, seen, count, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """x with zeros for what is not finite, and `count` with how many of these each row sees."""
-    good = finite(x)
-    bad = tl.where(good, 0.0, 1.0)
-    count = tl.dot(tl.where(seen, 1.0, 0.0).to(DOT), bad.to(DOT), count, input_precision=PRECISION)
-    return tl.where(good, x, 0.0).to(x.dtype), count
+def cleared(x):
+    """x with zeros for what is not finite."""
+    return tl.where(finite(x), x, 0.0).to(x.dtype)
+
+
+@triton.jit
+def count_bad(x, seen, count, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """How many numbers of x [BS, N] that are not finite each row sees, added up."""
+    bad = tl.where(finite(x), 0.0, 1.0).to(DOT)
+    return tl.dot(tl.where(seen, 1.0, 0.0).to(DOT), bad, count, input_precision=PRECISION)
 
 
 @triton.jit
 def meet(
     a, B, X, MASK, e, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr, x_t: tl.constexpr,
-    F: tl.constexpr, N: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, SAFE: tl.constexpr,
+    F: tl.constexpr, N: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, MODE: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries and the keys [begin, end): the sums, and their denominators for "o"."""
+    """A tile of queries and the keys [begin, end): the sums, and their denominators for "o". MODE "sum";
+    "clear": with zeros for what is not finite; "count": how much of that each row sees."""
     others = tl.arange(0, BS)
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)
     acc = tl.zeros((BT, BN), tl.float32)
     total = tl.zeros((BT,), tl.float32)
-    count = tl.zeros((BT, BN), tl.float32)
     for n in range(tl.cdiv(tl.maximum(end - begin, 0), BS)):
         first = begin + n * BS
         j = first + others
@@ -53,29 +57,26 @@ def meet(
         if MASKED:
             here = tl.load(MASK + j, mask=here, other=0) != 0
         first64 = first.to(tl.int64)
-        b = read(B + first64 * b_t, b_t, others, here, features, F, F != BF)
         x = read(X + first64 * x_t, x_t, others, here, columns, N, N != BN)
-        if WHAT == "o":
-            b = rectified(b, DOT, PRECISION)
-            x = narrow(x, DOT, PRECISION)
-        else:
-            b = narrow(b, DOT, PRECISION)
-            x = rectified(x, DOT, PRECISION)
-        p = along(a, tl.trans(b), PRECISION)
-        if WHAT == "dq":
-            p += e[:, None]
-        cj, sj = turn(j - origin, window, DOT)
+        x = narrow(x, DOT, PRECISION) if WHAT == "o" else rectified(x, DOT, PRECISION)
         seen = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
         if MASKED:
             seen = seen & here[None, :]
-        p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
-        if WHAT == "o":
-            total += tl.sum(p, 1)
-        if SAFE:
-            x, count = spoil(x, seen, count, DOT, PRECISION)
-        acc = inner(narrow(p, DOT, PRECISION), x, acc, PRECISION)
-    if SAFE:
-        acc = tl.where(count > 0, float("nan"), acc)
+        if MODE == "count":
+            acc = count_bad(x, seen, acc, DOT, PRECISION)
+        else:
+            b = read(B + first64 * b_t, b_t, others, here, features, F, F != BF)
+            b = rectified(b, DOT, PRECISION) if WHAT == "o" else narrow(b, DOT, PRECISION)
+            p = along(a, tl.trans(b), PRECISION)
+            if WHAT == "dq":
+                p += e[:, None]
+            cj, sj = turn(j - origin, window, DOT)
+            p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
+            if WHAT == "o":
+                total += tl.sum(p, 1)
+            if MODE == "clear":
+                x = cleared(x)
+            acc = inner(narrow(p, DOT, PRECISION), x, acc, PRECISION)
     return acc, total
 
 
@@ -136,13 +137,18 @@ def band_queries(
         MASK += batch * mask_stride
     acc, total = meet(
         a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT, MASKED,
-        False, BT, BS, BF, BN, DOT, PRECISION,
+        "sum", BT, BS, BF, BN, DOT, PRECISION,
     )  # fmt: skip
     if spoilt(acc):
+        bad, _ = meet(
+            a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
+            MASKED, "count", BT, BS, BF, BN, DOT, PRECISION,
+        )  # fmt: skip
         acc, total = meet(
             a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
-            MASKED, True, BT, BS, BF, BN, DOT, PRECISION,
+            MASKED, "clear", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
+        acc = tl.where(bad > 0, float("nan"), acc)
     if WHAT == "o":
         tl.store(DENOMINATOR + vector, total, mask=inside)
         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
@@ -159,17 +165,15 @@ def band_queries(
 def meet_queries(
     k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, origin, window, q_h, g_h, row_h,
     q_t: tl.constexpr, g_t: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    SAFE: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    MODE: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys and the queries [begin, end) of all heads of its group: dk and dv."""
+    """A tile of keys and the queries [begin, end) of all heads of its group: dk and dv. MODE as in `meet`."""
     others = tl.arange(0, BS)
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
     dk = tl.zeros((BT, BD), tl.float32)
     dv = tl.zeros((BT, BV), tl.float32)
-    k_count = tl.zeros((BT, BD), tl.float32)
-    v_count = tl.zeros((BT, BV), tl.float32)
     tiles = tl.cdiv(tl.maximum(end - begin, 0), BS)
     for n in range(tiles * GROUP):
         group = (n // tiles).to(tl.int64)
@@ -180,24 +184,20 @@ def meet_queries(
         q = read(Q + group * q_h + first64 * q_t, q_t, others, here, of_d, D, D != BD)
         g = read(G + group * g_h + first64 * g_t, g_t, others, here, of_v, DV, DV != BV)
         r = tl.load(INVERSE + group * row_h + i, mask=here, other=0.0)
-        e = tl.load(E + group * row_h + i, mask=here, other=0.0)
         q = rectified(q, DOT, PRECISION)
         g = narrow(g, DOT, PRECISION)
-        ci, si = turn(i - origin, window, DOT)
         seen = (i[None, :] >= low[:, None]) & (i[None, :] < high[:, None]) & (r != 0.0)[None, :]
-        weight = weights(c, s, ci * r, si * r)
-        p = tl.where(seen, along(k, tl.trans(q), PRECISION) * weight, 0.0)
-        x = g
-        if SAFE:
-            x, v_count = spoil(g, seen, v_count, DOT, PRECISION)
-        dv = inner(narrow(p, DOT, PRECISION), x, dv, PRECISION)
-        p = tl.where(seen, (along(v, tl.trans(g), PRECISION) + e[None, :]) * weight, 0.0)
-        if SAFE:
-            q, k_count = spoil(q, seen, k_count, DOT, PRECISION)
-        dk = inner(narrow(p, DOT, PRECISION), q, dk, PRECISION)
-    if SAFE:
-        dk = tl.where(k_count > 0, float("nan"), dk)
-        dv = tl.where(v_count > 0, float("nan"), dv)
+        if MODE == "count":
+            dk = count_bad(q, seen, dk, DOT, PRECISION)
+            dv = count_bad(g, seen, dv, DOT, PRECISION)
+        else:
+            e = tl.load(E + group * row_h + i, mask=here, other=0.0)
+            ci, si = turn(i - origin, window, DOT)
+            weight = weights(c, s, ci * r, si * r)
+            p = tl.where(seen, along(k, tl.trans(q), PRECISION) * weight, 0.0)
+            dv = inner(narrow(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
+            p = tl.where(seen, (along(v, tl.trans(g), PRECISION) + e[None, :]) * weight, 0.0)
+            dk = inner(narrow(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
     return dk, dv
 
 
@@ -244,13 +244,19 @@ def band_keys(
     E += batch * row_b + head * GROUP * row_h
     dk, dv = meet_queries(
         k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t, g_t,
-        GROUP, D, DV, False, BT, BS, BD, BV, DOT, PRECISION,
+        GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
     )  # fmt: skip
     if spoilt(dk) | spoilt(dv):
+        k_bad, v_bad = meet_queries(
+            k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t,
+            g_t, GROUP, D, DV, "count", BT, BS, BD, BV, DOT, PRECISION,
+        )  # fmt: skip
         dk, dv = meet_queries(
             k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t,
-            g_t, GROUP, D, DV, True, BT, BS, BD, BV, DOT, PRECISION,
+            g_t, GROUP, D, DV, "clear", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
+        dk = tl.where(k_bad > 0, float("nan"), dk)
+        dv = tl.where(v_bad > 0, float("nan"), dv)
     dk = gated(dk, gate)
     write(DK + batch * dk_b + head * dk_h + first64 * dk_t, dk_t, rows, inside, of_d, dk, D, D != BD)
     write(DV_ + batch * dv_b + head * dv_h + first64 * dv_t, dv_t, rows, inside, of_v, dv, DV, DV != BV)
