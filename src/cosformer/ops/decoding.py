@@ -11,6 +11,7 @@ from cosformer.ops.backends import can_serve
 from cosformer.ops.checks import epsilon, within_horizon
 from cosformer.ops.interface import check_call, cosformer_attention
 from cosformer.ops.state import CosformerState
+from cosformer.ops.windows import check_windows
 
 
 @torch.no_grad()
@@ -41,17 +42,12 @@ def decode_step(
         within_horizon(state.seen, state.horizon, state.seen)
     args = AttentionArgs(
         q, k, v, key_mask, None, state.numerator, state.denominator, state.positions, True, 0, state.horizon,
-        eps, True, False,
+        eps, True, False, state.keys, state.values, check_windows(state.windows, k.shape[2]),
     )  # fmt: skip
-    if (
-        q.is_cuda
-        and state.horizon is not None
-        and state.windows is None
-        and can_serve("triton", args, state.seen)
-    ):
-        from cosformer.ops.triton.op import step
+    if q.is_cuda and can_serve("triton", args, state.seen):
+        from cosformer.ops.triton.stepping import step
 
-        out = step(q, k, v, key_mask, state.numerator, state.denominator, state.positions, state.horizon, eps)
+        out = step(args)
     else:
         out, after = cosformer_attention(
             q, k, v, causal=True, horizon=state.horizon, windows=state.windows, key_mask=key_mask, eps=eps,

@@ -56,7 +56,7 @@ class WindowedBackend:
         kept: Tensor | None = None
         numerators, denominators = [], []
         for heads in groups:
-            part = self._part(args, groups, heads)
+            part = part_of(args, groups, heads)
             queries = _query_heads(args, heads)
             kept, n, d = self.kernels.plain_forward(part, out[:, :, queries], self._den(den, queries))
             if n is not None and d is not None:
@@ -99,7 +99,7 @@ class WindowedBackend:
             )
             of_states = (None if g is None else g[:, state_heads] for g in upstream[1:])
             n, d = self.kernels.plain_backward(
-                self._part(args, groups, heads),
+                part_of(args, groups, heads),
                 of_forward,
                 Upstream(upstream.out[:, :, queries], *of_states),
                 (into[0][:, :, queries], into[1][:, :, heads], into[2][:, :, heads]),
@@ -142,20 +142,21 @@ class WindowedBackend:
         groups = plain_heads(args.windows)
         if len(groups) != 1:
             return of_den, (0,)
-        return of_den, self.kernels.plain_shapes(self._part(args, groups, groups[0]))[1]
-
-    def _part(self, args: AttentionArgs, groups: list[slice], heads: slice) -> AttentionArgs:
-        """The call of some neighbouring heads without a window."""
-        state_heads = _state_heads(groups, heads)
-        return args.but(
-            q=args.q[:, :, _query_heads(args, heads)], k=args.k[:, :, heads], v=args.v[:, :, heads],
-            numerator=None if args.numerator is None else args.numerator[:, state_heads],
-            denominator=None if args.denominator is None else args.denominator[:, state_heads],
-            keep=args.keep and len(groups) == 1, past_keys=None, past_values=None, windows=None,
-        )  # fmt: skip
+        return of_den, self.kernels.plain_shapes(part_of(args, groups, groups[0]))[1]
 
     def _den(self, den: Tensor, queries: slice) -> Tensor:
         return den.narrow(self.kernels.heads_at, queries.start, queries.stop - queries.start)
+
+
+def part_of(args: AttentionArgs, groups: list[slice], heads: slice) -> AttentionArgs:
+    """The call of some neighbouring heads without a window."""
+    state_heads = _state_heads(groups, heads)
+    return args.but(
+        q=args.q[:, :, _query_heads(args, heads)], k=args.k[:, :, heads], v=args.v[:, :, heads],
+        numerator=None if args.numerator is None else args.numerator[:, state_heads],
+        denominator=None if args.denominator is None else args.denominator[:, state_heads],
+        keep=args.keep and len(groups) == 1, past_keys=None, past_values=None, windows=None,
+    )  # fmt: skip
 
 
 def _query_heads(args: AttentionArgs, heads: slice) -> slice:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream, define
+from cosformer.ops.gpu.windowed_heads import GpuBackend
 from cosformer.ops.hopper import run
 from cosformer.ops.hopper.cutting import of_full_list, states_to_keep, width_of
 from cosformer.ops.hopper.tape import Tape
@@ -69,4 +70,4 @@ def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
     return torch.cuda.device(x.device)
 
 
-hopper_attention, hopper_forward, hopper_backward = define("hopper", Hopper())
+hopper_attention, hopper_forward, hopper_backward = define("hopper", GpuBackend(Hopper()))

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
-from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream, define
+from cosformer.ops.autograd import Backend, Forward, Gradients, Saved, Shape, Upstream, define
+from cosformer.ops.gpu.windowed_heads import GpuBackend
 from cosformer.ops.triton import run
 from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.padding import padded, widen
@@ -14,14 +15,11 @@ from cosformer.ops.triton.pieces import states_to_keep
 
 
 class Triton:
+    """Calls without windows, whose heads have sizes that the kernels take."""
+
     def forward(self, args: AttentionArgs) -> Forward:
         q, k, v = args.q, args.k, args.v
-        dim, value_dim = k.shape[3], v.shape[3]
-        if (padded(dim, q.dtype), padded(value_dim, q.dtype)) != (dim, value_dim):
-            made = self.forward(_widened(args))
-            sums = _narrowed(made.numerator, made.denominator, dim, value_dim)
-            return Forward(made.out[..., :value_dim].contiguous(), made.den, made.kept, *sums)
-        with _device(q):
+        with on_device(q):
             came = State.given(args.numerator, args.denominator)
             out, d, state, kept = run.forward(
                 q, k, v, args.key_mask, args.cu_seqlens, came, args.positions, args.causal,
@@ -41,19 +39,7 @@ class Triton:
 
     def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
         q, k, v = args.q, args.k, args.v
-        dim, value_dim = k.shape[3], v.shape[3]
-        d_wide, dv_wide = padded(dim, q.dtype), padded(value_dim, q.dtype)
-        if (d_wide, dv_wide) != (dim, value_dim):
-            grads = Upstream(
-                widen(upstream.out, dv_wide),
-                widen(upstream.numerator, dv_wide, d_wide),
-                widen(upstream.denominator, d_wide),
-            )
-            made = self.backward(_widened(args), saved._replace(out=widen(saved.out, dv_wide)), grads)
-            sizes = (dim, dim, value_dim)
-            dq, dk, dv = (x[..., :n].contiguous() for x, n in zip(made[:3], sizes, strict=True))
-            return Gradients(dq, dk, dv, *_narrowed(made.numerator, made.denominator, dim, value_dim))
-        with _device(q):
+        with on_device(q):
             back = State.given(upstream.numerator, upstream.denominator)
             dq, dk, dv, r = run.backward(
                 upstream.out, back, q, k, v, saved.out, saved.den, saved.kept, args.key_mask,
@@ -78,35 +64,56 @@ class Triton:
         return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
 
 
-def _widened(args: AttentionArgs) -> AttentionArgs:
-    """Heads filled up with zeros to sizes that the kernels take."""
-    d, dv = padded(args.k.shape[3], args.q.dtype), padded(args.v.shape[3], args.q.dtype)
+class Padded:
+    """A backend for heads of any size: they are filled up with zeros to sizes that its kernels take, and what
+    comes out is cut."""
+
+    def __init__(self, backend: Backend):
+        self.backend = backend
+
+    def forward(self, args: AttentionArgs) -> Forward:
+        (dim, value_dim), (d, dv) = _sizes(args)
+        if (d, dv) == (dim, value_dim):
+            return self.backend.forward(args)
+        made = self.backend.forward(_widened(args, d, dv))
+        sums = _narrowed(made.numerator, made.denominator, dim, value_dim)
+        return Forward(made.out[..., :value_dim].contiguous(), made.den, made.kept, *sums)
+
+    def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
+        (dim, value_dim), (d, dv) = _sizes(args)
+        if (d, dv) == (dim, value_dim):
+            return self.backend.backward(args, saved, upstream)
+        grad, numerator, denominator = upstream
+        wider = Upstream(widen(grad, dv), widen(numerator, dv, d), widen(denominator, d))
+        made = self.backend.backward(_widened(args, d, dv), saved._replace(out=widen(saved.out, dv)), wider)
+        return Gradients(
+            made.q[..., :dim].contiguous(),
+            made.k[..., :dim].contiguous(),
+            made.v[..., :value_dim].contiguous(),
+            *_narrowed(made.numerator, made.denominator, dim, value_dim),
+            None if made.past_keys is None else made.past_keys[..., :dim].contiguous(),
+            None if made.past_values is None else made.past_values[..., :value_dim].contiguous(),
+        )
+
+    def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
+        return self.backend.shapes(args)
+
+
+def _sizes(args: AttentionArgs) -> tuple[tuple[int, int], tuple[int, int]]:
+    """D and Dv, and what the kernels take."""
+    d, dv = args.k.shape[3], args.v.shape[3]
+    return (d, dv), (padded(d, args.q.dtype), padded(dv, args.q.dtype))
+
+
+def _widened(args: AttentionArgs, d: int, dv: int) -> AttentionArgs:
     return args.but(
         q=widen(args.q, d), k=widen(args.k, d), v=widen(args.v, dv),
         numerator=widen(args.numerator, dv, d), denominator=widen(args.denominator, d),
+        past_keys=widen(args.past_keys, d), past_values=widen(args.past_values, dv),
     )  # fmt: skip
 
 
-def step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    numerator: Tensor,
-    denominator: Tensor,
-    positions: Tensor,
-    horizon: float,
-    eps: float,
-) -> Tensor:
-    """One token a row; the state is overwritten. Gives o."""
-    if not (numerator.is_contiguous() and denominator.is_contiguous()):
-        raise ValueError("a state that is updated in place must be contiguous; call state.clone() first.")
-    with _device(q):
-        state = State.of(numerator, denominator)
-        return run.step(q, k, v, key_mask, state, positions, horizon, eps)
-
-
-def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
+def on_device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
     """Kernels start on the current device: make that the tensors' own."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
         return nullcontext()
@@ -139,4 +146,4 @@ def _public(state: State, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.unflatten(-1, (2, d, dv)).contiguous(), z.unflatten(-1, (2, d)).contiguous()
 
 
-triton_attention, triton_forward, triton_backward = define("triton", Triton())
+triton_attention, triton_forward, triton_backward = define("triton", Padded(GpuBackend(Triton())))

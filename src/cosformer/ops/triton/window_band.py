@@ -155,7 +155,13 @@ def band_queries(
     else:
         acc = tl.where((r != 0.0)[:, None], acc * r[:, None], 0.0)
         gate = read(
-            GATE + batch * gate_b + head * gate_h + first64 * gate_t, gate_t, rows, inside, columns, N, N != BN
+            GATE + batch * gate_b + head * gate_h + first64 * gate_t,
+            gate_t,
+            rows,
+            inside,
+            columns,
+            N,
+            N != BN,
         )
         acc = gated(acc, gate)
     write(Y + batch * y_b + head * y_h + first64 * y_t, y_t, rows, inside, columns, acc, N, N != BN)

@@ -27,7 +27,17 @@ Packed documents: a program works on the part of each document that lies in its 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import along, further, inner, narrow, partial, read, relu, repeated, visible, write
+from cosformer.ops.triton.rows import (
+    along,
+    further,
+    inner,
+    narrow,
+    partial,
+    read,
+    relu,
+    repeated,
+    write,
+)
 from cosformer.ops.triton.weigh import weighed
 from cosformer.ops.triton.window_rows import gated, rectified, turn, weights
 
@@ -60,7 +70,21 @@ def take(
 
 @triton.jit
 def square(
-    a, b, x, e, r, c, s, cj, sj, seen, acc, total, WHAT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+    a,
+    b,
+    x,
+    e,
+    r,
+    c,
+    s,
+    cj,
+    sj,
+    seen,
+    acc,
+    total,
+    WHAT: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Own rows and a chunk at the edge of their window; e belongs to own rows for "dq", to others for "dk"."""
     if WHAT == "o" or WHAT == "dv":
@@ -234,11 +258,12 @@ def wide(
                     inverse, w = weighed(a, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
                 if TURNED:
                     raw = narrow(a, DOT, PRECISION)
-                    ones = narrow(repeated(w, PARTS), DOT, PRECISION)
+                    # Not as a product with the partial sums, 16 wide: with w from a sum along rows, Triton 3.6
+                    # compiles that wrongly.
                     y = along(raw, narrow(sc, DOT, PRECISION), PRECISION)
-                    acc += inner(ones, narrow(zc, DOT, PRECISION), y, PRECISION) * c[:, None]
+                    acc += (y + w[:, None] * tl.sum(zc, 0)[None, :]) * c[:, None]
                     y = along(raw, narrow(ss, DOT, PRECISION), PRECISION)
-                    acc += inner(ones, narrow(zs, DOT, PRECISION), y, PRECISION) * s[:, None]
+                    acc += (y + w[:, None] * tl.sum(zs, 0)[None, :]) * s[:, None]
                 else:
                     raw = rectified(a, DOT, PRECISION)
                     ac = phased(a, c, DOT, PRECISION)

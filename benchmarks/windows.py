@@ -1,0 +1,277 @@
+"""Heads with windows, timed beside the plain operator and two kinds of softmax; right before it is timed.
+
+    python -m benchmarks.windows --device cuda --out benchmarks/reports/windows-cuda.json
+    python -m benchmarks.windows --device cpu
+
+On a GPU: bfloat16, B x T = 65,536 tokens, 16 heads, calls replayed from CUDA graphs as in benchmarks/gpu.py,
+against cuDNN's softmax and FlexAttention (compiled) with a sliding window of 256. On a CPU: float32, one row,
+8 heads. Time a token for windows of every width says that the cost is linear for all of them.
+"""
+
+import argparse
+import datetime
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import machine
+from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work
+from cosformer import CosformerState, cosformer_attention
+from cosformer.ops import backends, decode_step
+
+FORMAT = "cosformer windows benchmark 1"
+Windows = tuple[int | None, ...]
+# Of the sixteen heads of a GPU's call, and of the eight of a CPU's.
+MIXED: dict[str, Windows] = {
+    "cuda": (2, 4, 8, 16, 64, 128, 256, None) * 2,
+    "cpu": (2, 4, 8, 16, 64, 128, None, None),
+}
+WIDE = {"cuda": (1024, 4096), "cpu": (512, 8192)}
+LENGTHS = {"cuda": (512, 2048, 8192, 65536), "cpu": (512, 4096, 16384)}
+TOKENS = 65536
+SLIDING = 256
+
+Record = dict[str, Any]
+
+
+def windowed(windows: Windows | None, backend: str) -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        out: Tensor = cosformer_attention(q, k, v, causal=causal, windows=windows, backend=backend)
+        return out
+
+    return attend
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+def _flex() -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled, masks = torch.compile(flex_attention), {}
+
+    def sees(causal: bool) -> Callable[..., Tensor]:
+        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            near = (i - j).abs() < SLIDING
+            return near & (i >= j) if causal else near
+
+        return visible
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        length = q.shape[1]
+        if (length, causal) not in masks:
+            masks[length, causal] = create_block_mask(sees(causal), None, None, length, length, q.device.type)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out: Any = compiled(q, k, v, block_mask=masks[length, causal])
+        return out.transpose(1, 2)
+
+    return attend
+
+
+def contenders(device: str) -> list[Contender]:
+    found = []
+    names = ("auto", "triton") if device == "cuda" else ("auto",)
+    for name in names:
+        of = "" if name == "auto" else f"[{name}]"
+        found.append(Contender(f"windows{of}", f"windows {MIXED[device]}", windowed(MIXED[device], name)))
+        for w in WIDE[device]:
+            windows = (w,) * len(MIXED[device])
+            found.append(Contender(f"window {w}{of}", f"every head {w}", windowed(windows, name)))
+        found.append(Contender(f"plain{of}", "no window", windowed(None, name)))
+    if device == "cuda":
+        from benchmarks.gpu import softmax
+
+        found.append(Contender("softmax", "softmax (cuDNN)", softmax, computes="softmax"))
+        found.append(Contender("flex", f"FlexAttention, window {SLIDING}", _flex(), computes="softmax"))
+    else:
+        found.append(Contender("softmax", "softmax (SDPA)", _softmax, computes="softmax", longest=4096))
+    return found
+
+
+def rows_wrong(got: Tensor, plain: Tensor, true: Tensor) -> float:
+    """The largest error of a row, relative to that row and to the typical row, over what is allowed: four
+    times the worst of plain arithmetic in the same type, and four roundings."""
+    rows = true.norm(dim=-1)
+    scale = rows + rows.square().mean().sqrt()
+    ours, theirs = (((x.double() - true).norm(dim=-1) / scale).nan_to_num(torch.inf) for x in (got, plain))
+    return float(ours.max() / (4 * theirs.max() + 4 * torch.finfo(got.dtype).eps))
+
+
+def gate(shape: Shape, device: str) -> list[Record]:
+    """Every backend that is timed, against the equation in float64; values and gradients, row by row."""
+    verdicts = []
+    names = [b.name for b in backends() if b.available and b.name != "reference"]
+    widths: list[Windows] = [MIXED[device], (320,) * len(MIXED[device])]
+    for name in names:
+        for windows in widths:
+            for mode in MODES:
+                inputs = replace(shape, batch=1, length=1000).inputs()
+                parts = []
+                for backend, wide in ((name, False), ("reference", False), ("reference", True)):
+                    given = tuple(x.double() for x in inputs) if wide else inputs
+                    work = Work(Contender(name, name, windowed(windows, backend)), given, mode, PHASES[1])
+                    parts.append(work())
+                worst = max(rows_wrong(*x) for x in zip(*parts, strict=True))
+                verdicts.append(
+                    {"backend": name, "windows": windows, "mode": mode, "dim": shape.dim, "of_allowed": worst}
+                )
+                if not worst <= 1:
+                    raise SystemExit(
+                        f"{name} with windows {windows}, {mode}, is wrong by {worst:.2f} of what is allowed."
+                    )
+    return verdicts
+
+
+def _cpu_clock(work: Callable[[], object], seconds: float) -> float:
+    work()
+    samples: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(samples) < 5 or time.perf_counter() < until:
+        start = time.perf_counter()
+        work()
+        samples.append(time.perf_counter() - start)
+    return median(samples)
+
+
+def measure(device: str, dims: tuple[int, ...], seconds: float) -> Record:
+    where = torch.device(device)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    heads = len(MIXED[device])
+    data: Record = {"gate": [], "timings": [], "decoding": [], "host": {}}
+    clock: Any = _cpu_clock
+    prepare: Callable[[Work], Callable[[], object]] = lambda work: work  # noqa: E731
+    if device == "cuda":
+        from benchmarks.gpu import Clock, bandwidth, graphed
+
+        clock = Clock(where)
+        data["bytes_per_second"] = bandwidth(clock, where)
+        prepare = lambda work: graphed(work)[0]  # noqa: E731
+    for dim in dims:
+        shape = Shape(1, 1000, heads, dim, dtype, where)
+        data["gate"] += gate(shape, device)
+        for length in LENGTHS[device]:
+            at = replace(shape, batch=max(1, TOKENS // length) if device == "cuda" else 1, length=length)
+            for c in contenders(device):
+                if c.longest is not None and length > c.longest:
+                    continue
+                for mode in MODES:
+                    for phase in PHASES:
+                        case = {
+                            "contender": c.name,
+                            "mode": mode,
+                            "phase": phase,
+                            "dim": dim,
+                            "length": length,
+                        }
+                        try:
+                            took = clock(prepare(Work(c, at.inputs(), mode, phase)), seconds)
+                            data["timings"].append({**case, "batch": at.batch, "median_s": took})
+                        except (RuntimeError, torch.OutOfMemoryError) as error:
+                            data["timings"].append({**case, "skipped": str(error).splitlines()[0][:200]})
+    data["decoding"] = decoding(where, dtype, clock, device, data.get("bytes_per_second"))
+    if device == "cuda":
+        data["host"] = host(Shape(1, 2048, heads, 64, dtype, where))
+    return data
+
+
+def decoding(
+    where: torch.device, dtype: torch.dtype, clock: Any, device: str, speed: float | None
+) -> list[Record]:
+    """A step of one token, in place, at an early and a late position."""
+    records, rows, windows = [], 64 if device == "cuda" else 1, MIXED[device]
+    for position in (1000, 1_000_000):
+        state = CosformerState.zeros(
+            rows, len(windows), 64, horizon=2e6, windows=windows, device=where, input_dtype=dtype
+        )
+        state.positions.fill_(position)
+        q, k, v, _ = Shape(rows, 1, len(windows), 64, dtype, where).inputs()
+        call: Any = partial(decode_step, q, k, v, state)
+        if device == "cuda":
+            from benchmarks.gpu import graphed
+
+            call = graphed(call)[0]
+        record: Record = {"position": position, "median_s": clock(call, 0.5), "bytes": state.nbytes}
+        if speed is not None:
+            record["floor_s"] = 2 * state.nbytes / speed
+        records.append(record)
+    return records
+
+
+def host(shape: Shape) -> Record:
+    """Seconds of Python and launches in a forward call that the GPU finishes sooner."""
+    found = {}
+    for mode in MODES:
+        work = Work(Contender("w", "w", windowed(MIXED["cuda"], "auto")), shape.inputs(), mode, "forward")
+        for _ in range(20):
+            work()
+        samples = []
+        for _ in range(50):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(10):
+                work()
+            torch.cuda.synchronize()
+            samples.append((time.perf_counter() - start) / 10)
+        found[mode] = median(samples)
+    return found
+
+
+def table(data: Record) -> str:
+    lines = []
+    rows = {(t["dim"], t["contender"]) for t in data["timings"]}
+    lengths = sorted({t["length"] for t in data["timings"]})
+    for mode in MODES:
+        lines.append(f"{mode}: ms forward / forward+backward at T = {', '.join(map(str, lengths))}")
+        for dim, name in sorted(rows):
+            cells = []
+            for length in lengths:
+                of = {
+                    t["phase"]: t.get("median_s")
+                    for t in data["timings"]
+                    if (t["dim"], t["contender"], t["mode"], t["length"]) == (dim, name, mode, length)
+                }
+                cells.append(" / ".join(f"{1e3 * of[p]:.3f}" if of.get(p) else "-" for p in PHASES))
+            lines.append(f"  D={dim} {name:22s} " + "   ".join(cells))
+    for d in data["decoding"]:
+        floor = f", {d['median_s'] / d['floor_s']:.2f} of reading and writing it" if "floor_s" in d else ""
+        lines.append(f"decoding at {d['position']}: {1e3 * d['median_s']:.4f} ms{floor}")
+    lines.append("host: " + ", ".join(f"{m} {1e3 * s:.3f} ms" for m, s in data["host"].items()))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    p.add_argument("--dims", type=int, nargs="+", default=[64])
+    p.add_argument("--seconds", type=float, default=0.1, help="for each case")
+    p.add_argument("--out", type=Path)
+    args = p.parse_args()
+    where = torch.device(args.device)
+    data = {
+        "format": FORMAT,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hardware": machine.hardware(where),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+        "windows": MIXED[args.device],
+    } | measure(args.device, tuple(args.dims), args.seconds)
+    if args.out is not None:
+        args.out.write_text(json.dumps(data, indent=1) + "\n")
+    print(table(data))
+
+
+if __name__ == "__main__":
+    main()

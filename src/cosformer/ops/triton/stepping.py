@@ -1,0 +1,50 @@
+"""One token a row after a state that is overwritten: heads without a window by their sums, heads with one by
+their last keys and values."""
+
+from torch import Tensor
+
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.gpu.windowed_heads import table_of
+from cosformer.ops.triton import run, windowed
+from cosformer.ops.triton.carried import State
+from cosformer.ops.triton.op import on_device
+from cosformer.ops.windowed import part_of
+from cosformer.ops.windows import plain_heads
+
+
+def step(args: AttentionArgs) -> Tensor:
+    """o [B, 1, H, Dv]; numerator, denominator, past keys and past values of `args` are overwritten."""
+    carried = (args.numerator, args.denominator, args.past_keys, args.past_values)
+    if not all(x is None or x.is_contiguous() for x in carried):
+        raise ValueError("a state that is updated in place must be contiguous; call state.clone() first.")
+    with on_device(args.q):
+        if args.windows is None:
+            return _plain_step(args)
+        assert args.past_keys is not None
+        assert args.past_values is not None
+        out = args.q.new_empty((*args.q.shape[:3], args.v.shape[3]))
+        groups = plain_heads(args.windows)
+        for heads in groups:
+            out[:, :, heads.start * args.group : heads.stop * args.group] = _plain_step(
+                part_of(args, groups, heads)
+            )
+        windowed.decode(
+            args.q, args.k, args.v, out, args.past_keys, args.past_values, table_of(args), args.key_mask,
+            args.eps,
+        )  # fmt: skip
+        return out
+
+
+def _plain_step(args: AttentionArgs) -> Tensor:
+    numerator, denominator, positions = args.numerator, args.denominator, args.positions
+    assert numerator is not None
+    assert denominator is not None
+    assert positions is not None
+    # Of some heads among others the sums are a copy, which goes back.
+    state = State.of(numerator, denominator)
+    out = run.step(args.q, args.k, args.v, args.key_mask, state, positions, args.m, args.eps)
+    if state.s is not numerator:
+        numerator.copy_(state.s)
+    if state.z is not denominator:
+        denominator.copy_(state.z)
+    return out
