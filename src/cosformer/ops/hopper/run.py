@@ -12,32 +12,33 @@ from functools import partial
 
 from torch import Tensor
 
+from cosformer.ops.gpu.carried_state import State
+from cosformer.ops.gpu.launch_cache import make_replay
 from cosformer.ops.hopper.call import Call
-from cosformer.ops.hopper.cutting import FEW
-from cosformer.ops.hopper.tape import Tape
-from cosformer.ops.triton.carried import State
-from cosformer.ops.triton.tape import player
+from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
+from cosformer.ops.hopper.partition import MAX_INLINE_STATES
 
 
 def forward(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    plan: HopperLaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
     numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None, causal: bool, offset: int,
     horizon: float, eps: float, need_state: bool, keep: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """o [B, Tq, H, Dv], d [B, H, Tq] before eps, what to `keep` for a backward, and the state after the last
     key if it is needed."""
-    out = tape.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    d = tape.empty((q.shape[0], q.shape[2], q.shape[1]))
+    out = plan.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    d = plan.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     came = State.given(numerator, denominator)
     joined = is_joined(cu_seqlens, need_state or came is not None)
-    call = Call(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
+    call = Call(plan, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined)
     # Nobody else asks for the states: those that use them sum them up, and a start is saved.
     alone = not keep and not need_state and came is None and cu_seqlens is None
     if not causal and alone and call.is_small:
         pieces = call.quarters(k.shape[1])
-        states = State.within(call.absorb("o", pieces), k.shape[3])
-        call.apply_o(call.quarters(q.shape[1]), states, parts=pieces.each)
+        states = State.from_packed(call.absorb("o", pieces), k.shape[3])
+        call.apply_o(call.quarters(q.shape[1]), states, parts=pieces.per_row)
         return out, d, None, None, None
     if not causal:
         pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
@@ -50,13 +51,13 @@ def forward(
         return out, d, state.s, state.s if need_state else None, None
     pieces = call.pieces_to_walk(every=need_state or came is not None)
     after: State | None
-    if pieces.single:
+    if pieces.one_per_row:
         after = call.new_state(k.shape[2]) if need_state else None
         call.walk_o(pieces, came, after)
         return out, d, call.listed, *((None, None) if after is None else after[:2])
     parts = call.parts_of("o", pieces)
-    if alone and pieces.each * parts <= FEW[call.width]:
-        states = State.within(call.absorb("o", pieces.divided(parts), parts), k.shape[3])
+    if alone and pieces.per_row * parts <= MAX_INLINE_STATES[call.width]:
+        states = State.from_packed(call.absorb("o", pieces.subdivided(parts), parts), k.shape[3])
         call.walk_o(pieces, states, None, parts)
         return out, d, None, None, None
     begin, after = call.running("o", pieces, came, total=need_state)
@@ -64,32 +65,33 @@ def forward(
     return out, d, call.listed if joined else begin.s, None if after is None else after.s, None
 
 
-again = partial(player, forward, (False, False))
+again = partial(make_replay, forward, (False, False))
 
 
 def backward(
-    tape: Tape, grad: Tensor, grad_numerator: Tensor | None, grad_denominator: Tensor | None, q: Tensor,
+    plan: HopperLaunchPlan, grad: Tensor, grad_numerator: Tensor | None, grad_denominator: Tensor | None,
+    q: Tensor,
     k: Tensor, v: Tensor, out: Tensor, d: Tensor, kept: Tensor | None, key_mask: Tensor | None,
     cu_seqlens: Tensor | None, numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None,
     causal: bool, offset: int, horizon: float, eps: float,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """dq, dk, dv, and the gradient of the state that came in."""
-    dq = tape.empty(tuple(q.shape), q.dtype)
+    dq = plan.empty(tuple(q.shape), q.dtype)
     heads = q.shape[2] if causal else k.shape[2]
-    dk, dv = (tape.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
+    dk, dv = (plan.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     came, back = State.given(numerator, denominator), State.given(grad_numerator, grad_denominator)
     joined = is_joined(cu_seqlens, back is not None or came is not None)
     listed = kept if causal and joined else None
     call = Call(
-        tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined, listed
+        plan, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps, causal, joined, listed
     )  # fmt: skip
     if not causal:
         if kept is None:
             pieces = call.pieces_to_sum(k.shape[2], k.shape[1])
             state = call.total(call.absorb("o", pieces), pieces, came)
         else:
-            state = State.within(kept, k.shape[3])
+            state = State.from_packed(kept, k.shape[3])
         pieces = call.pieces_to_sum(q.shape[2], q.shape[1])
         r = call.total(call.apply_dq(pieces, state), pieces, back)
         call.apply_dkv(call.pieces_to_apply(k.shape[2], k.shape[1]), r)
@@ -103,7 +105,7 @@ def backward(
     back = None if back is None else _alone(back, call)
     pieces = call.pieces_to_walk(every=back is not None or came is not None)
     before: State | None
-    if pieces.single:
+    if pieces.one_per_row:
         call.walk_dq(pieces, came)
         before = call.new_state(call.heads) if came is not None else None
         call.walk_dkv(pieces, back, before)
@@ -111,7 +113,7 @@ def backward(
         if kept is None or joined:
             begin, _ = call.running("o", pieces, came, total=False)
         else:
-            begin = State.within(kept, k.shape[3])
+            begin = State.from_packed(kept, k.shape[3])
         call.walk_dq(pieces, begin)
         begin, before = call.running("dv", pieces, back, total=came is not None)
         call.walk_dkv(pieces, begin, None)

@@ -1,4 +1,4 @@
-"""A call of a known kind is played at once, and only such a call."""
+"""Plain inference in a layout seen before is replayed at once, and nothing else is."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,9 @@ import torch
 from cosformer import cosformer_attention
 from cosformer.ops import interface, shortcut
 from cosformer.ops.backends import choose as really_choose
+from cosformer.ops.gpu import launch_cache
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="calls are played again on CUDA GPUs")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="calls are replayed on CUDA GPUs")
 
 
 def tensors(device, length=70, heads=4):
@@ -25,7 +26,7 @@ def asked(monkeypatch):
         found.append(request)
         return really_choose(name, request)
 
-    monkeypatch.setattr(shortcut, "_known", {})
+    monkeypatch.setattr(launch_cache, "PLAN_CACHE", {})
     monkeypatch.setattr(interface, "choose", choose)
     return found
 
@@ -35,20 +36,20 @@ def test_not_without_a_gpu(asked):
     for _ in range(2):
         cosformer_attention(q, k, v)
     assert len(asked) == 2
-    assert shortcut._known == {}
+    assert launch_cache.PLAN_CACHE == {}
 
 
-def test_who_cannot_play_is_asked_once(monkeypatch):
-    monkeypatch.setattr(shortcut, "_known", {})
+def test_a_backend_that_cannot_replay_is_asked_once(monkeypatch):
+    monkeypatch.setattr(launch_cache, "PLAN_CACHE", {})
     asked = []
     for _ in range(2):
-        shortcut.remember(("a kind",), lambda: asked.append(1))
+        launch_cache.store_replay(("a key",), lambda: asked.append(1))
     assert asked == [1]
-    assert shortcut.known(("a kind",)) is None
+    assert launch_cache.lookup(("a key",)) is None
 
 
-def test_what_is_known_is_played(asked, monkeypatch):
-    monkeypatch.setattr(shortcut, "kind", lambda *call: ("a kind",))
+def test_what_is_cached_is_replayed(asked, monkeypatch):
+    monkeypatch.setattr(shortcut, "kind", lambda *call: ("a key",))
     backend = SimpleNamespace(
         run=lambda request: (request.q + request.v, None),
         again=lambda request: lambda q, k, v: q - v,
@@ -57,7 +58,7 @@ def test_what_is_known_is_played(asked, monkeypatch):
     q, k, v = (x.float() for x in tensors("cpu"))
     assert torch.equal(cosformer_attention(q, k, v), q + v)
     assert torch.equal(cosformer_attention(q, k, v), q - v)
-    # What is more than q, k, v and settings is not of any kind.
+    # Calls with more than q, k, v and settings have no key.
     mask = torch.ones(2, 70, dtype=torch.bool)
     for more in ({"key_mask": mask}, {"query_offset": 0}, {"horizon": 70, "return_state": True}):
         assert torch.equal(cosformer_attention(q, k, v, **more), q + v)
@@ -75,17 +76,17 @@ def test_the_second_call(asked, causal, backend):
     other = tensors("cuda")
     found = cosformer_attention(*other, causal=causal, backend=backend)
     assert len(asked) == 1
-    shortcut._known.clear()
+    launch_cache.PLAN_CACHE.clear()
     assert torch.equal(found, cosformer_attention(*other, causal=causal, backend=backend))
 
 
 @needs_gpu
-def test_calls_that_are_looked_at(asked):
+def test_calls_that_are_validated(asked):
     q, k, v = tensors("cuda")
     expected = cosformer_attention(q, k, v, causal=True)
     count = len(asked)
 
-    def looked_at(call):
+    def validated(call):
         nonlocal count
         out = call()
         assert len(asked) == count + 1
@@ -93,17 +94,17 @@ def test_calls_that_are_looked_at(asked):
         return out
 
     with torch.autocast("cuda", torch.float16):
-        assert looked_at(lambda: cosformer_attention(q, k, v, causal=True)).dtype == torch.float16
-    out = looked_at(lambda: cosformer_attention(q, k, v.clone().requires_grad_(), causal=True))
+        assert validated(lambda: cosformer_attention(q, k, v, causal=True)).dtype == torch.float16
+    out = validated(lambda: cosformer_attention(q, k, v.clone().requires_grad_(), causal=True))
     assert out.requires_grad
     parameter = torch.nn.Parameter(v.clone(), requires_grad=False)
-    assert torch.equal(looked_at(lambda: cosformer_attention(q, k, parameter, causal=True)), expected)
+    assert torch.equal(validated(lambda: cosformer_attention(q, k, parameter, causal=True)), expected)
     odd = torch.empty(v.numel() + 1, device="cuda", dtype=v.dtype)[1:].view(v.shape).copy_(v)
-    assert torch.equal(looked_at(lambda: cosformer_attention(q, k, odd, causal=True)), expected)
+    assert torch.equal(validated(lambda: cosformer_attention(q, k, odd, causal=True)), expected)
     turned = v.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(looked_at(lambda: cosformer_attention(q, k, turned, causal=True)), expected)
-    looked_at(lambda: cosformer_attention(q, q, q, causal=True))
-    looked_at(lambda: cosformer_attention(q, k, v, causal=True, horizon=71))
+    assert torch.equal(validated(lambda: cosformer_attention(q, k, turned, causal=True)), expected)
+    validated(lambda: cosformer_attention(q, q, q, causal=True))
+    validated(lambda: cosformer_attention(q, k, v, causal=True, horizon=71))
     for wrong in ({"causal": 1}, {"eps": torch.tensor(1e-6)}, {"horizon": True}, {"backend": ["auto"]}):
         with pytest.raises((TypeError, ValueError)):
             cosformer_attention(q, k, v, **({"causal": True} | wrong))
