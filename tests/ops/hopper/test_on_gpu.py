@@ -1,4 +1,4 @@
-"""The kernels for Hopper against the paper's equation, in every kind of call; only a GPU can run them."""
+"""The Hopper kernels against the paper's equation, in every kind of call; only a GPU can run them."""
 
 import threading
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_every_kind_of_call(shape, kind, causal, cut):
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_states_of_splits_that_are_subdivided(kind, kv_heads, monkeypatch):
     from cosformer.ops.gpu import launch_cache, partition
-    from cosformer.ops.hopper import call as kernels
+    from cosformer.ops.hopper import kernels
 
     monkeypatch.setattr(partition, "MIN_SPLIT_TOKENS", 64)
     monkeypatch.setattr(launch_cache, "PLAN_CACHE", {})

@@ -1,5 +1,5 @@
-"""The kernels compile, without a GPU, for every chip they are meant for: within its shared memory,
-without large spills, and the same for every length."""
+"""The kernels compile, without a GPU, for every architecture they support: within its shared memory, without
+large spills, and the same for every length."""
 
 import itertools
 import os

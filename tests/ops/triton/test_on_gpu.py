@@ -1,4 +1,4 @@
-"""What only a GPU can show: long sequences, large tensors, repeats, graphs, how often is compiled."""
+"""What needs a GPU: long sequences, large tensors, repeats, CUDA graphs, the number of compilations."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
 """One cache for everything a GPU call can skip the second time. Three kinds of keys share it:
 
-    call_key        (function, device, settings, layouts of the inputs)  ->  LaunchPlan
-    inference_key   (layouts of q, k, v and the public arguments)        ->  a function (q, k, v) -> o, or
-    None compiled_key    (kernel, constants, device)                          ->  the compiled kernel
+    call_key       (function, device, settings, layouts of the inputs) -> LaunchPlan
+    inference_key  (layouts of q, k, v and the public arguments)       -> a function (q, k, v) -> o, or None
+    compiled_key   (kernel, constants, device)                         -> the compiled kernel
 
 For a short sequence it takes longer to validate a call, choose a backend and place arguments than the GPU
 takes to run it. An op looks its LaunchPlan up by `call_key`. Plain inference (no gradient, mask, documents or

@@ -17,8 +17,7 @@ matrix product completes it where it is used.
 
 Bytes moved, in tensors the size of q, where one program has all columns: "o" reads q, k, v and writes o (4,
 the memory-bound limit); "dq" reads g, v, k, q and writes dq (5), "dk" reads v, g, q, k and writes dk (5),
-"dv"
-reads k, q, g and writes dv (4).
+"dv" reads k, q, g and writes dv (4).
 """
 
 import triton
@@ -246,8 +245,7 @@ def chunk_attention(
                 else:
                     head_acc, s_cos, z_cos = chunk_dq_dk(
                         a, b, y, b_cos, delta, scores, weight, tl.zeros((BT, BV), tl.float32), s_cos, z_cos,
-                        OUTPUT, False, True,
-                        PARTIALS, DOT, PRECISION,
+                        OUTPUT, False, True, PARTIALS, DOT, PRECISION,
                     )  # fmt: skip
                     acc += head_acc * cot[:, None]
                 acc, s_sin, z_sin = chunk_dq_dk(

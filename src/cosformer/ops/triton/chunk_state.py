@@ -4,10 +4,9 @@ rows.py):
     S = sum_j phi(b_j) c_j^T [2, D, Dv],     z = sum_j w_j phi(b_j) [2, D],     w_j = 1 or delta_j
 
 One program takes one key head of one split and BV columns of c. It reads b and c once (2 tensors) and writes
-2 D (Dv + 1) numbers. gpu/state_scan.py turns these states into the initial state of each split,
-so that a long
-row is computed by many programs at once. chunk_state needs fewer registers than the chunk kernels, so more of
-its programs are resident: one split of chunk.py may be several splits here.
+2 D (Dv + 1) numbers. gpu/state_scan.py turns these states into the initial state of each split, so that a
+long row is computed by many programs at once. chunk_state needs fewer registers than the chunk kernels, so
+more of its programs are resident: one split of chunk.py may be several splits here.
 """
 
 import triton

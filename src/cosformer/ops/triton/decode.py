@@ -3,9 +3,8 @@
     S += phi(k) v^T,   z += phi(k),   n_g = phi(q_g) S,   d_g = phi(q_g) . z      for the heads g of a group
 
 One program takes one key head of one row and goes through v in blocks of BV columns. The state dominates the
-bytes moved: 2 D (Dv + 1) numbers of fp32 in and out,
-the memory-bound limit. The final state may be written over
-the initial one: no other program reads it.
+bytes moved: 2 D (Dv + 1) numbers of fp32 in and out, the memory-bound limit. The final state may be written
+over the initial one: no other program reads it.
 """
 
 import triton

@@ -17,8 +17,8 @@ so that one set of kernels computes all four. The column of ones, and that of de
 are kept as vectors z beside the state S. Phases multiply q and k, rounded to the type of the matrix products;
 every sum is fp32.
 
-A query row whose g is zero takes no part in the backward, whatever it holds: padding may be NaN. It is
-marked by inv_den = 0.
+A query row whose g is zero takes no part in the backward, whatever it holds: padding may be NaN. It is marked
+by inv_den = 0.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Packed documents by the kernels for Hopper, on a GPU: as right as others, and none reaches another."""
+"""Packed documents by the Hopper kernels, on a GPU: as accurate as rows, and none affects another."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_a_document_of_nan_changes_no_other(dim, causal, cut):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("what", "qkvg")
 def test_nan_of_a_short_document_stays_in_it(what, value, dim):
-    """Neighbours that share its tile are done again without it."""
+    """Neighbours that share its tile are computed again without it."""
     bounds = [0, 20, 33, 50, 150, 170, 234, 240]
     cu = torch.tensor(bounds, device="cuda")
     x = dict(zip("qkvg", torch.randn(4, 1, 240, 2, dim, device="cuda", dtype=torch.bfloat16), strict=True))
@@ -82,7 +82,7 @@ DOCUMENTS = {
     "1,000": lambda: random_bounds(1000, 30000),
     "odd": lambda: bounds_of(1, 63, 64, 65, 0, 0, 64, 63, 680, 63, 1, 0, 1936, 1, 999, 0),
     "one": lambda: bounds_of(4000),
-    "long": lambda: bounds_of(9000, 30, 12000, 5000),  # longer than a piece
+    "long": lambda: bounds_of(9000, 30, 12000, 5000),  # longer than a split
 }
 
 
@@ -103,7 +103,7 @@ def test_documents(documents, dtype, causal, cut):
 @both_ways
 @pytest.mark.parametrize("value", [3.0, torch.inf, torch.nan])
 def test_what_a_document_holds_changes_no_bit_of_another(value, causal):
-    """Bidirectional, documents of one tile are done again alone if one of them holds something that is not
+    """Bidirectional, documents of one tile are computed again alone if one of them holds a number that is not
     finite: that rounds differently."""
     cu = DOCUMENTS["odd"]().cuda()
     sick = torch.zeros(int(cu[-1]), dtype=torch.bool, device="cuda")
@@ -126,7 +126,7 @@ def test_what_a_document_holds_changes_no_bit_of_another(value, causal):
 
 
 @both_ways
-def test_a_cuda_graph_looks_at_the_bounds_it_finds(causal):
+def test_a_cuda_graph_reads_the_current_bounds(causal):
     x = inputs(1, 30000, 2, 64)
     grad = torch.randn_like(x[2])
     cu = random_bounds(300, 30000).cuda()
@@ -142,8 +142,8 @@ def test_a_cuda_graph_looks_at_the_bounds_it_finds(causal):
         assert torch.equal(a, b)
 
 
-def test_bounds_of_both_kinds_with_states():
-    """One kernel, compiled once, is given both."""
+def test_bounds_of_both_types_with_states():
+    """One kernel, compiled once, takes both."""
     x = inputs(1, 700, 2, 64)
     bounds = torch.tensor([0, 3, 70, 400, 700], device="cuda")
     options = {"causal": True, "horizon": 700, "return_state": True, "backend": "hopper"}

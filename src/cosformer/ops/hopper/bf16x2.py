@@ -1,26 +1,26 @@
-"""ReLU, phases and masks: two bfloat16 an instruction.
+"""ReLU, phases and masks on two bfloat16 an instruction.
 
-**Phases and ReLU in one instruction.** Angles lie in [0, pi/2] (the caller sees to that), where cos and
-sin are not negative; so ReLU(x) cos = ReLU(x cos), and two numbers are done at once by one fused
-multiply-add that ends in a ReLU. There the hardware's own sine and cosine (`phases` of tiles.py) err by
-2^-20: far below a bfloat16.
+**Phase and ReLU in one instruction.** Angles lie in [0, pi/2] (the caller ensures that), where cos and sin
+are not negative; so ReLU(x) cos = ReLU(x cos), and one fused multiply-add with ReLU does two elements. On
+that interval the hardware's sine and cosine (`phases` of tiles.py) have an error of 2^-20, far below
+bfloat16.
 
-**Masks are bits.** What is masked is first rounded to pairs of bfloat16, from which bits are then taken away,
-NaN or not; left to itself the compiler chooses number by number. A pair lies in one row, from an even column
-on: its first number tells where both are. What would be the same in every turn of a loop is not to be kept in
-registers over it (`is_pure=False`).
+**Masks are bits.** Elements are rounded to pairs of bfloat16 first, and masked with AND, NaN or not; the
+compiler would select element by element. A pair lies in one row, at an even column: the position of its first
+element is enough. `is_pure=False` keeps the compiler from computing masks before the loop and holding them in
+registers.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from cosformer.ops.hopper.tiles import CHUNK, of_columns
+from cosformer.ops.hopper.tiles import CHUNK, column_slice
 
 
 @gluon.jit
-def phased(x, factor):
-    """ReLU(x) * factor, two at a time; a row with the factor zero is zero whatever it holds, else NaN
-    stays NaN. `factor`: one for each row, >= 0."""
+def relu_phase_or_zero(x, factor):
+    """ReLU(x) * factor. A row whose factor is zero becomes zero, whatever it holds; otherwise NaN stays NaN.
+    `factor`: one for each row, >= 0."""
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 minus, y;
@@ -35,8 +35,8 @@ def phased(x, factor):
 
 
 @gluon.jit
-def turned(x, factor):
-    """As `phased`, where no factor is zero."""
+def relu_phase(x, factor):
+    """As `relu_phase_or_zero`, where no factor is zero."""
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 minus;
@@ -48,8 +48,8 @@ def turned(x, factor):
 
 
 @gluon.jit
-def hidden(x, keep):
-    """Zeros in the rows that are not kept, whatever they hold; two at a time."""
+def mask_rows(x, keep):
+    """x with zeros in the rows that are not kept, whatever they hold."""
     return gl.inline_asm_elementwise(
         "and.b32 $0, $1, $2;", "=r,r,r", [x, gl.where(keep, -1, 0).to(gl.int16)[:, None]], dtype=gl.bfloat16,
         is_pure=True, pack=2,
@@ -58,7 +58,7 @@ def hidden(x, keep):
 
 @gluon.jit
 def where_positive(y, x):
-    """y where x > 0 or NaN, and zero elsewhere, in bfloat16; two at a time."""
+    """y in bfloat16 where x > 0 or NaN, zero elsewhere."""
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 none, there, pair;
@@ -72,9 +72,9 @@ def where_positive(y, x):
 
 
 @gluon.jit
-def below(x, steps):
-    """x on and below the diagonal and zero above it, in bfloat16; two at a time. `steps`: 16 bits for each
-    column a row is ahead of, itself included."""
+def tril(x, shift):
+    """x in bfloat16 on and below the diagonal, zero above. `shift`: 16 bits for each column up to the
+    diagonal, the diagonal included."""
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 bits, pair;
@@ -84,13 +84,13 @@ def below(x, steps):
         cvt.rn.bf16x2.f32 pair, $2, $1;
         and.b32 $0, pair, bits;
         }""",
-        "=r,r,r,r,r", [x, steps], dtype=gl.bfloat16, is_pure=False, pack=2,
+        "=r,r,r,r,r", [x, shift], dtype=gl.bfloat16, is_pure=False, pack=2,
     )  # fmt: skip
 
 
 @gluon.jit
-def above(x, steps):
-    """x on and above the diagonal. `steps`: 16 bits for each column a row is behind."""
+def triu(x, shift):
+    """x in bfloat16 on and above the diagonal. `shift`: 16 bits for each column before the diagonal."""
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 bits, pair;
@@ -99,14 +99,14 @@ def above(x, steps):
         cvt.rn.bf16x2.f32 pair, $2, $1;
         and.b32 $0, pair, bits;
         }""",
-        "=r,r,r,r,r", [x, steps], dtype=gl.bfloat16, is_pure=False, pack=2,
+        "=r,r,r,r,r", [x, shift], dtype=gl.bfloat16, is_pure=False, pack=2,
     )  # fmt: skip
 
 
 @gluon.jit
-def between(begin, end, LAYOUT: gl.constexpr):
-    """The bits of numbers in the columns [begin, end) of each row, two at a time."""
-    j = 16 * gl.arange(0, CHUNK, layout=of_columns(LAYOUT))
+def column_range_bits(begin, end, LAYOUT: gl.constexpr):
+    """A bit mask of the columns [begin, end) of each row."""
+    j = 16 * gl.arange(0, CHUNK, layout=column_slice(LAYOUT))
     return gl.inline_asm_elementwise(
         """{
         .reg .b32 before, behind;
@@ -123,8 +123,8 @@ def between(begin, end, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def masked(x, bits):
-    """x in bfloat16, of each number the bits that are set; two at a time."""
+def keep_bits(x, bits):
+    """x in bfloat16 AND `bits`."""
     return gl.inline_asm_elementwise(
         "{ .reg .b32 pair; cvt.rn.bf16x2.f32 pair, $2, $1; and.b32 $0, pair, $3; }", "=r,r,r,r", [x, bits],
         dtype=gl.bfloat16, is_pure=True, pack=2,
@@ -132,6 +132,6 @@ def masked(x, bits):
 
 
 @gluon.jit
-def blank(tile, keep, LAYOUT: gl.constexpr):
-    """Zeros in the rows of a tile that are not kept."""
-    tile.store(hidden(tile.load(LAYOUT), keep))
+def zero_rows(tile, keep, LAYOUT: gl.constexpr):
+    """Writes zeros to the rows of a tile in shared memory that are not kept."""
+    tile.store(mask_rows(tile.load(LAYOUT), keep))
