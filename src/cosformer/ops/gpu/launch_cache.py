@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.angles import length_or
-from cosformer.ops.custom_op import somebody_watches
+from cosformer.ops.autograd import is_traced
 from cosformer.ops.gpu.launch_plan import Input, LaunchPlan
 
 if TYPE_CHECKING:
-    from cosformer.ops.backends import Request
+    from cosformer.ops.args import AttentionArgs
 
 Replay = Callable[[Tensor, Tensor, Tensor], Tensor]
 MAX_ENTRIES = 2048
@@ -56,7 +56,7 @@ def inference_key(
     arguments of other types. The arguments are those of the public function, not yet validated."""
     if torch.compiler.is_compiling() or not (type(q) is type(k) is type(v) is Tensor) or not q.is_cuda:
         return None
-    if somebody_watches((q, k, v)) or torch.is_autocast_enabled("cuda"):
+    if is_traced(q, k, v) or torch.is_autocast_enabled("cuda"):
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
@@ -81,15 +81,18 @@ def store_replay(key: tuple[Any, ...], make: Callable[[], Replay | None]) -> Non
         store(key, make())
 
 
-def make_replay(function: Callable[..., Any], flags: tuple[bool, ...], r: "Request") -> Replay | None:
+def make_replay(
+    function: Callable[..., Any], flags: tuple[bool, ...], args: "AttentionArgs"
+) -> Replay | None:
     """The recorded plan of a forward without mask, documents and state as a function of q, k and v in the
-    layout of `r`, which returns o; None if there is none. `flags`: the last settings of `function`."""
+    layout of `args`, which returns o; None if there is none. `flags`: the last settings of `function`."""
     absent = (None,) * 5
-    settings = (r.causal, r.query_offset, length_or(r.horizon, r.q, r.k), r.eps, *flags)
-    plan = PLAN_CACHE.get(call_key(function, (r.q, r.k, r.v, *absent), settings))
+    q, k, v = args.q, args.k, args.v
+    settings = (args.causal, args.query_offset, length_or(args.horizon, q, k), args.eps, *flags)
+    plan = PLAN_CACHE.get(call_key(function, (q, k, v, *absent), settings))
     if plan is None:
         return None
-    device, replay_plan = r.q.device, plan.first_result_only().replay
+    device, replay_plan = q.device, plan.first_result_only().replay
 
     def replay(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ensure_cuda_context(device)

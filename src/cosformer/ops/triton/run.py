@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from cosformer.ops.chunked.plan import overlap
 from cosformer.ops.gpu.carried_state import NO_STATE, State
 from cosformer.ops.gpu.launch_cache import cached_call, make_replay
 from cosformer.ops.gpu.launch_plan import LaunchPlan
-from cosformer.ops.steps import overlap
 from cosformer.ops.triton.kernels import Kernels
 
 
