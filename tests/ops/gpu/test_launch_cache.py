@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosformer import cosformer_attention
-from cosformer.ops import interface, shortcut
+from cosformer.ops import interface
 from cosformer.ops.backends import choose as really_choose
 from cosformer.ops.gpu import launch_cache
 
@@ -49,10 +49,10 @@ def test_a_backend_that_cannot_replay_is_asked_once(monkeypatch):
 
 
 def test_what_is_cached_is_replayed(asked, monkeypatch):
-    monkeypatch.setattr(shortcut, "kind", lambda *call: ("a key",))
+    monkeypatch.setattr(launch_cache, "inference_key", lambda *call: ("a key",))
     backend = SimpleNamespace(
         run=lambda args: (args.q + args.v, None, None),
-        again=lambda args: lambda q, k, v: q - v,
+        replay=lambda args: lambda q, k, v: q - v,
     )
     monkeypatch.setattr(interface, "choose", lambda name, args, seen: backend)
     q, k, v = (x.float() for x in tensors("cpu"))

@@ -166,4 +166,4 @@ def _sum_query_heads(state: State, run: Kernels) -> State:
 
 
 # Under their former names.
-again, is_joined, is_kept, public = replay, uses_tile_list, keeps_tensor, public_state
+is_joined, is_kept, public = uses_tile_list, keeps_tensor, public_state

@@ -208,6 +208,3 @@ def _causal_backward(
         run.chunk_attention("dk", *span, splits, grad_splits, None)
     run.chunk_attention("dv", *span, splits, grad_splits, None)
     return grad_initial
-
-
-again = replay  # under its former name
