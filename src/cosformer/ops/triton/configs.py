@@ -78,6 +78,14 @@ _TABLE = {
         (2, 128): BlockConfig(128, 128, 8, 2),
         (2, 256): BlockConfig(32, 32, 8, 1),
     },
+    "wide": _FLOAT32
+    | {
+        (2, 16): BlockConfig(64, 64, 4, 2),
+        (2, 32): BlockConfig(64, 64, 4, 2),
+        (2, 64): BlockConfig(64, 64, 4, 2),
+        (2, 128): BlockConfig(64, 64, 8, 1),
+        (2, 256): BlockConfig(32, 32, 8, 1),
+    },
 }
 # Exceptions for one output ("many states": there are enough of them to fill the GPU with small programs).
 _BY_OUTPUT = {
@@ -109,6 +117,49 @@ def block_config(kernel: str, variant: str, bytes_: int, features: int, large_sm
     else:
         exception = _SMALL_SMEM.get((kernel, bytes_, size))
     return exception or _TABLE[kernel][bytes_, size]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Of a narrow window: rows of a program's own side, rows of the other side at a time, warps, stages."""
+
+    own: int
+    others: int
+    warps: int
+    stages: int
+
+    def options(self, d: int, dv: int) -> dict[str, Any]:
+        return {
+            "BT": self.own,
+            "BS": self.others,
+            "BD": power_of_two(d),
+            "BV": power_of_two(dv),
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
+
+# Keys: bytes of an operand, and the larger of D and Dv padded to a power of two.
+_BANDS = {
+    ("queries", 2, 64): Band(64, 64, 4, 2),
+    ("queries", 2, 128): Band(64, 64, 4, 2),
+    ("queries", 2, 256): Band(32, 32, 4, 1),
+    ("keys", 2, 64): Band(64, 64, 4, 2),
+    ("keys", 2, 128): Band(64, 32, 4, 2),
+    ("keys", 2, 256): Band(32, 32, 8, 1),
+    ("queries", 4, 64): Band(16, 16, 4, 1),
+    ("queries", 4, 128): Band(16, 16, 4, 1),
+    ("queries", 4, 256): Band(16, 16, 8, 1),
+    ("keys", 4, 64): Band(16, 16, 4, 1),
+    ("keys", 4, 128): Band(16, 16, 4, 1),
+    ("keys", 4, 256): Band(16, 16, 8, 1),
+}
+_SMALL_SMEM_BANDS: dict[tuple[str, int, int], Band] = {}
+
+
+def band(kernel: str, bytes_: int, features: int, large_smem: bool) -> Band:
+    key = kernel, bytes_, max(64, power_of_two(features))
+    return _BANDS[key] if large_smem else _SMALL_SMEM_BANDS.get(key, _BANDS[key])
 
 
 @cache
