@@ -163,7 +163,3 @@ def _to_first_query_head(state: State, run: Kernels) -> State:
 def _sum_query_heads(state: State, run: Kernels) -> State:
     s, z = public_state(state.s, None if state.s.dim() == 3 else state.z, *run.dims)
     return State.of(*(x.unflatten(1, (run.key_heads, run.group)).sum(2) for x in (s, z)))
-
-
-# Under their former names.
-is_joined, is_kept, public = uses_tile_list, keeps_tensor, public_state

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream, define
+from cosformer.ops.gpu.carried_state import State
 from cosformer.ops.triton import run
-from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.padding import padded, widen
-from cosformer.ops.triton.pieces import states_to_keep
+from cosformer.ops.triton.partition import states_to_keep
 
 
 class Triton:

@@ -1,3 +1,0 @@
-"""Under its former name."""
-
-from cosformer.ops.gpu.carried_state import State as State
