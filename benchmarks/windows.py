@@ -119,8 +119,10 @@ def gate(shape: Shape, device: str) -> list[Record]:
                 inputs = replace(shape, batch=1, length=1000).inputs()
                 parts = []
                 for backend, wide in ((name, False), ("reference", False), ("reference", True)):
-                    given = tuple(x.double() for x in inputs) if wide else inputs
-                    work = Work(Contender(name, name, windowed(windows, backend)), given, mode, PHASES[1])
+                    q, k, v, grad = (x.double() if wide else x for x in inputs)
+                    work = Work(
+                        Contender(name, name, windowed(windows, backend)), (q, k, v, grad), mode, PHASES[1]
+                    )
                     parts.append(work())
                 worst = max(rows_wrong(*x) for x in zip(*parts, strict=True))
                 verdicts.append(

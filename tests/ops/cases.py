@@ -154,3 +154,9 @@ def is_as_good_as(ours: Tensor, plain: Tensor, truth: Tensor, floor: float) -> b
         measure(ours, truth) <= factor * max(measure(plain, truth) if finite else 0.0, floor)
         for measure, factor in ((norm_distance, 2), (distance, 4))
     )
+
+
+def is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """On the whole within `tolerance`, and in no row ten times that: half precision of a row whose terms
+    cancel is that much worse than of the whole, and a row that is wrong is off by a half and more."""
+    return norm_distance(a, b) <= tolerance and distance(a, b) <= 10 * tolerance

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from cosformer.ops.angles import length_or
 from cosformer.ops.args import AttentionArgs
+from cosformer.ops.gpu.launch_cache import Replay
 from cosformer.ops.hopper import support as hopper
 from cosformer.ops.reference import reference
-from cosformer.ops.shortcut import Play
 
 
 class Result(NamedTuple):
@@ -44,7 +44,7 @@ class Backend:
     not_supported_reasons: Callable[[AttentionArgs, int | None], list[str]]
     run: Callable[[AttentionArgs], Result]
     devices: tuple[str, ...] | None = None  # where "auto" may choose it; None: anywhere
-    again: Callable[[AttentionArgs], Play | None] | None = None  # after a call: how to play it again
+    replay: Callable[[AttentionArgs], Replay | None] | None = None  # of a call that was served
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ def _run_hopper(args: AttentionArgs) -> Result:
     return _run_op(hopper_attention, args)
 
 
-def _again_triton(args: AttentionArgs) -> Play | None:
-    from cosformer.ops.triton.run import again
+def _replay_triton(args: AttentionArgs) -> Replay | None:
+    from cosformer.ops.triton.run import replay
 
-    return again(args)
+    return replay(args)
 
 
-def _again_hopper(args: AttentionArgs) -> Play | None:
-    from cosformer.ops.hopper.run import again
+def _replay_hopper(args: AttentionArgs) -> Replay | None:
+    from cosformer.ops.hopper.run import replay
 
-    return again(args)
+    return replay(args)
 
 
 # Triton's interpreter runs kernels on the CPU: far too slow to serve, and good enough to test.
@@ -159,7 +159,7 @@ _BACKENDS = (
         _not_for_hopper,
         _run_hopper,
         devices=("cuda",),
-        again=_again_hopper,
+        replay=_replay_hopper,
     ),
     Backend(
         "triton",
@@ -168,7 +168,7 @@ _BACKENDS = (
         _not_for_triton,
         _run_triton,
         devices=("cuda",),
-        again=_again_triton,
+        replay=_replay_triton,
     ),
     Backend(
         "chunked",

@@ -8,10 +8,10 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from cosformer.ops import shortcut
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.backends import NAMES, choose
 from cosformer.ops.checks import epsilon, flag, positive, within_horizon
+from cosformer.ops.gpu import launch_cache
 from cosformer.ops.packing import check_documents, document_bounds
 from cosformer.ops.state import CosformerState
 from cosformer.ops.windows import Windows, check_windows, last_keys, public, same_windows, state_rows
@@ -130,13 +130,13 @@ def cosformer_attention(
     Returns:
         [B, Tq, H, Dv] in q's dtype; with `return_state`, a pair of it and a `CosformerState`.
     """
-    kind = None
+    key = None
     plain = key_mask is None and query_offset is None and cu_seqlens is None and state is None
     if plain and return_state is False and windows is None and lengths is None:
-        kind = shortcut.kind(q, k, v, causal, horizon, eps, backend)
-        play = shortcut.known(kind)
-        if play is not None:
-            return play(q, k, v)
+        key = launch_cache.inference_key(q, k, v, causal, horizon, eps, backend)
+        replay = launch_cache.lookup(key)
+        if replay is not None:
+            return replay(q, k, v)
     q, k, v = _under_autocast(q, k, v)
     check_call(q, k, v, key_mask, cu_seqlens, query_offset, state)
     causal = flag("causal", causal)
@@ -158,8 +158,8 @@ def cosformer_attention(
     seen = state.seen if state is not None else 0 if return_state else None
     chosen = choose(backend, args, seen)
     out, numerator, denominator = chosen.run(args)
-    if kind is not None and chosen.again is not None:
-        shortcut.remember(kind, partial(chosen.again, args))
+    if key is not None and chosen.replay is not None:
+        launch_cache.store_replay(key, partial(chosen.replay, args))
     if not return_state or numerator is None or denominator is None:
         return out
     keys, values = (None, None) if of_heads is None else last_keys(args, lengths)

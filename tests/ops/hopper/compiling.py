@@ -1,4 +1,4 @@
-"""What the kernels for Hopper become: compiled for it without one, and what the assembler says of them."""
+"""Compiles the Hopper kernels without a GPU, and reports what the assembler says of them."""
 
 import re
 import subprocess
@@ -14,13 +14,13 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cosformer.ops.hopper import run
-from cosformer.ops.hopper.tape import Tape
+from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
 from tests.ops.triton.compiling import TYPES
 
 
 @dataclass
-class Start:
-    """A kernel and the arguments it was started with."""
+class Launch:
+    """A kernel and the arguments it was launched with."""
 
     kernel: Any
     arguments: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Start:
                 signature[p.name] = "*" + TYPES[x.dtype]
                 attributes[(i,)] = [["tt.divisibility", 16]]
             else:
-                assert p.do_not_specialize, f"{self.name} would be compiled anew for every {p.name}"
+                assert p.do_not_specialize, f"{self.name} would be compiled again for every {p.name}"
                 signature[p.name] = "fp32" if isinstance(x, float) else "i32"
         source = GluonASTSource(self.kernel, signature, constants, attributes)
         return triton.compile(
@@ -77,17 +77,17 @@ def _tool(name: str, *arguments: str) -> str:
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-class Recorder(Tape):
-    """A tape that starts nothing."""
+class Recorder(HopperLaunchPlan):
+    """A plan that launches nothing."""
 
-    def __init__(self, starts: list[Start]):
-        super().__init__((), torch.device("meta"), again=False)
-        self.found = starts
+    def __init__(self, launches: list[Launch]):
+        super().__init__((), torch.device("meta"), replayable=False)
+        self.found = launches
 
-    def start(
+    def launch_tma(
         self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: tuple[Any, ...]
     ) -> None:
-        self.found.append(Start(kernel, arguments, constants))
+        self.found.append(Launch(kernel, arguments, constants))
 
     def launch(self, *arguments: Any, **options: Any) -> None:
         pass
@@ -96,9 +96,9 @@ class Recorder(Tape):
 def record(
     dim: int, causal: bool, *, heads: int = 16, kv_heads: int = 16, batch: int = 32, length: int = 2048,
     masked: bool = False, packed: bool = False, state: bool = False,
-) -> list[Start]:  # fmt: skip
-    """The kernels of a forward and a backward, in the order of their starts."""
-    starts: list[Start] = []
+) -> list[Launch]:  # fmt: skip
+    """The kernels of a forward and a backward, in the order of their launches."""
+    launches: list[Launch] = []
     q, g = (torch.empty(batch, length, heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(2))
     k, v = (torch.empty(batch, length, kv_heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(2))
     mask = torch.empty(batch, length, dtype=torch.bool, device="meta") if masked else None
@@ -112,7 +112,7 @@ def record(
             torch.empty(rows, dtype=torch.int64, device="meta"),
         )  # fmt: skip
     settings = (causal, 0, 2.0 * length, 1e-6)
-    run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state, False)
-    out, d, kept, *_ = run.forward(Recorder(starts), q, k, v, mask, cu, *carried, *settings, state, True)
-    run.backward(Recorder(starts), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, *settings)
-    return starts
+    run.forward(Recorder(launches), q, k, v, mask, cu, *carried, *settings, state, False)
+    out, d, kept, *_ = run.forward(Recorder(launches), q, k, v, mask, cu, *carried, *settings, state, True)
+    run.backward(Recorder(launches), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, *settings)
+    return launches

@@ -1,15 +1,12 @@
-"""How sequences are cut, for the tests on a GPU."""
+"""How sequences are split, for the tests on a GPU."""
 
 import pytest
 
 
-@pytest.fixture(params=["whole", "pieces"])
+@pytest.fixture(params=["whole", "split"])
 def cut(request, monkeypatch):
-    """Sequences in one piece, and in several that run side by side."""
-    from cosformer.ops import shortcut
-    from cosformer.ops.hopper import cutting
-    from cosformer.ops.triton import tape
+    """Sequences in one split, and in several that run in parallel."""
+    from cosformer.ops.gpu import launch_cache, partition
 
-    monkeypatch.setattr(cutting, "SHORTEST", 10**9 if request.param == "whole" else 64)
-    monkeypatch.setattr(tape, "TAPES", {})
-    monkeypatch.setattr(shortcut, "_known", {})
+    monkeypatch.setattr(partition, "MIN_SPLIT_TOKENS", 10**9 if request.param == "whole" else 64)
+    monkeypatch.setattr(launch_cache, "PLAN_CACHE", {})

@@ -5,7 +5,7 @@ import torch
 
 from cosformer import cosformer_attention
 from cosformer.ops.backends import backends
-from tests.ops.cases import distance
+from tests.ops.cases import is_as_good_as
 
 WHY_NOT = next(b.reason for b in backends() if b.name == "hopper")
 on_a_gpu = pytest.mark.skipif(WHY_NOT is not None, reason=f"hopper: {WHY_NOT}")
@@ -28,9 +28,7 @@ def assert_right(case, backend="hopper"):
     there = case.on("cuda")
     plain, ours = there.results("reference"), there.results(backend)
     for name, truth in exact.items():
-        assert ours[name].isfinite().all(), name
-        error = distance(plain[name], truth) if plain[name].isfinite().all() else 0.0
-        assert distance(ours[name], truth) <= 2 * max(error, FLOOR), name
+        assert is_as_good_as(ours[name], plain[name], truth, FLOOR), name
 
 
 def inputs(*shape):

@@ -1,6 +1,5 @@
-"""The kernels for Hopper compile, without one, as they were meant: no large spills, products that run while
-something else is done, registers and shared memory for as many blocks as are to work at a time, one kernel
-for every length."""
+"""The Hopper kernels compile, without a GPU, within their budgets: no large spills, asynchronous matrix
+products, registers and shared memory for as many resident CTAs as planned, one kernel for every length."""
 
 import pytest
 
@@ -12,11 +11,14 @@ from tests.ops.triton.test_compiled import run
 WRONG = support._wrong_triton(support._TRITON)
 pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
 
-SHARED = 228 * 1024  # bytes a multiprocessor has; each block takes 1 KiB more than it asks for
-REGISTERS = 64 * 1024  # of a multiprocessor; a thread takes a multiple of 8
-# Blocks that are to work at a time on a multiprocessor, by width; two, or one of wide heads, if not said.
-BLOCKS = {64: {"absorb": 3, "apply_o": 4, "whole_o": 3, "square_o": 4}, 128: {"square_o": 2}}
-SPILLED = {64: 16, 128: 128}  # bytes of stack a thread may need beside the 1,020 of its registers
+SHARED = 228 * 1024  # bytes an SM has; each CTA takes 1 KiB more than it asks for
+REGISTERS = 64 * 1024  # of an SM; a thread takes a multiple of 8
+# Resident CTAs per SM, by width; two, or one of wide heads, if not listed.
+CTAS = {
+    64: {"chunk_state": 3, "state_apply_o": 4, "varlen_bidir_fwd": 3, "varlen_single_tile_fwd": 4},
+    128: {"varlen_single_tile_fwd": 2},
+}
+SPILLED = {64: 16, 128: 128}  # bytes a thread may spill, beside its 255 registers
 
 # In a process of its own: here the kernels may have been made for the interpreter.
 COMPILE = """
@@ -24,14 +26,17 @@ import sys
 from tests.ops.hopper.compiling import Report, record
 
 dim, options = int(sys.argv[1]), eval(sys.argv[2])
-starts = [s for causal in (True, False) for s in record(dim, causal, **options)]
-for start in {(s.name, s.constants): s for s in starts}.values():
-    x = Report.of(start.compile())
-    print(start.name, x.registers, start.constants[-1], x.stack, x.shared, x.products, x.waits)
+launches = [x for causal in (True, False) for x in record(dim, causal, **options)]
+for launch in {(x.name, x.constants): x for x in launches}.values():
+    x = Report.of(launch.compile())
+    print(launch.name, x.registers, launch.constants[-1], x.stack, x.shared, x.products, x.waits)
 """
-ALL = {"walk_o", "walk_dq", "walk_dkv", "absorb", "apply_o", "apply_dq", "apply_dkv"}
-WHOLE = {"whole_o", "whole_gradients"}  # documents without states
-SQUARES = {"square_o", "square_gradients"}  # of one tile, with a key head for every head
+ALL = {
+    "chunk_fwd", "chunk_bwd_dq", "chunk_bwd_dkv", "chunk_state", "state_apply_o", "state_apply_dq",
+    "state_apply_dkv",
+}  # fmt: skip
+VARLEN = {"varlen_bidir_fwd", "varlen_bidir_bwd"}  # packed documents without states
+SINGLE_TILE = {"varlen_single_tile_fwd", "varlen_single_tile_bwd"}  # one query head for each key head
 
 
 @pytest.mark.parametrize(
@@ -52,15 +57,15 @@ def test_every_kernel(dim, options):
     lines = [line.split() for line in run(COMPILE, dim, options)]
     expected = set(ALL)
     if "packed" in options and "state" not in options:
-        expected |= WHOLE if "kv_heads" in options else WHOLE | SQUARES
+        expected |= VARLEN if "kv_heads" in options else VARLEN | SINGLE_TILE
     assert {name for name, *_ in lines} == expected
     for name, *numbers in lines:
         registers, warps, stack, shared, products, waits = map(int, numbers)
-        blocks = BLOCKS[width].get(name, 128 // width)
+        ctas = CTAS[width].get(name, 128 // width)
         assert stack <= SPILLED[width], name
-        assert blocks * warps * 32 * (-(-registers // 8) * 8) <= REGISTERS, name
-        assert blocks * (shared + 1024) <= SHARED, name
-        # Where the assembler runs products one after the other, it waits for each.
+        assert ctas * warps * 32 * (-(-registers // 8) * 8) <= REGISTERS, name
+        assert ctas * (shared + 1024) <= SHARED, name
+        # Where the assembler serialises products, it waits for each.
         assert products >= 3 * waits > 0, name
 
 
@@ -68,9 +73,9 @@ LENGTHS = """
 from tests.ops.hopper.compiling import record
 
 for causal, packed in ((True, False), (False, False), (True, True), (False, True)):
-    for lengths in ((600, 999, 2048), (4160, 9999, 70001)):  # short rows sum up their states themselves
+    for lengths in ((600, 999, 2048), (4160, 9999, 70001)):  # short rows sum their states inline
         found = [
-            {(s.name, s.constants) for s in record(64, causal, batch=1, length=n, packed=packed)}
+            {(x.name, x.constants) for x in record(64, causal, batch=1, length=n, packed=packed)}
             for n in lengths
         ]
         assert found[0] == found[1] == found[2], found
@@ -82,22 +87,23 @@ def test_no_length_is_among_what_is_compiled():
     assert run(LENGTHS) == ["the same"]
 
 
-FOLD = """
+HEAD_GROUP_SUM = """
 import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from cosformer.ops.hopper.fold import BLOCK, fold
+from cosformer.ops.hopper.head_group_sum import BLOCK, sum_head_groups
 
-types = {"PARTS": "*bf16", "SUMS": "*bf16", "count": "i32", "GROUP": "constexpr", "WIDTH": "constexpr",
+types = {"parts_ptr": "*bf16", "sums_ptr": "*bf16", "count": "i32", "GROUP": "constexpr", "WIDTH":
+"constexpr",
          "BLOCK": "constexpr"}
 constants = dict(zip([(3,), (4,), (5,)], (4, 64, BLOCK)))
 aligned = {(i,): [["tt.divisibility", 16]] for i in range(2)}
-source = ASTSource(fold, types, constants, aligned)
+source = ASTSource(sum_head_groups, types, constants, aligned)
 code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"]
 print(*sorted(set(re.findall("(?:ld|st)[.]global[.0-9a-z]*", code))))
 """
 
 
-def test_sums_over_heads_are_read_and_written_16_bytes_at_a_time():
-    assert run(FOLD) == ["ld.global.v4.b32 st.global.v4.b32"]
+def test_head_group_sums_load_and_store_16_bytes_at_a_time():
+    assert run(HEAD_GROUP_SUM) == ["ld.global.v4.b32 st.global.v4.b32"]

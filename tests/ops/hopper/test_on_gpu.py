@@ -1,4 +1,4 @@
-"""The kernels for Hopper against the paper's equation, in every kind of call; only a GPU can run them."""
+"""The Hopper kernels against the paper's equation, in every kind of call; only a GPU can run them."""
 
 import threading
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosformer import CosformerState, cosformer_attention
-from tests.ops.cases import KINDS, distance, make
+from tests.ops.cases import KINDS, is_close, make
 from tests.ops.hopper.on_gpu import (
     SHAPES,
     assert_right,
@@ -38,21 +38,18 @@ def test_every_kind_of_call(shape, kind, causal, cut):
 
 @pytest.mark.parametrize("kind", ["plain", "mask", "mask+state"])
 @pytest.mark.parametrize("kv_heads", [2, 4])
-def test_states_of_pieces_that_are_summed_up_in_parts(kind, kv_heads, monkeypatch):
-    from cosformer.ops import shortcut
-    from cosformer.ops.hopper import call, cutting
-    from cosformer.ops.triton import pieces, tape
+def test_states_of_splits_that_are_subdivided(kind, kv_heads, monkeypatch):
+    from cosformer.ops.gpu import launch_cache, partition
+    from cosformer.ops.hopper import kernels
 
-    monkeypatch.setattr(cutting, "SHORTEST", 64)
-    monkeypatch.setattr(pieces, "SHORTEST", 64)
-    monkeypatch.setattr(tape, "TAPES", {})
-    monkeypatch.setattr(shortcut, "_known", {})
-    parts = []
-    real = call.parts_of
-    monkeypatch.setattr(call, "parts_of", lambda *a: parts.append(real(*a)) or parts[-1])
+    monkeypatch.setattr(partition, "MIN_SPLIT_TOKENS", 64)
+    monkeypatch.setattr(launch_cache, "PLAN_CACHE", {})
+    factors = []
+    real = kernels.state_subdivision
+    monkeypatch.setattr(kernels, "state_subdivision", lambda *a: factors.append(real(*a)) or factors[-1])
     case = make(batch=16, tq=512, heads=4, kv_heads=kv_heads, dim=64, causal=True, **KINDS[kind])
     assert_right(case)
-    assert max(parts) > 1
+    assert max(factors) > 1
     x = [y.to("cuda", torch.bfloat16) for y in case.tensors.values()]
     if kind == "plain":
         inferred = cosformer_attention(*x, causal=True, backend="hopper")
@@ -141,7 +138,7 @@ def test_gradients_where_nothing_was_kept(bounds, causal):
         if causal or bounds is not None:
             assert torch.equal(kept_before, made_again)
         else:  # a forward that keeps nothing sums up in another order
-            assert distance(made_again, kept_before) < 5e-3
+            assert is_close(made_again, kept_before, 5e-3)
     assert found[0][0].abs().max() > 0
 
 
@@ -153,7 +150,7 @@ def test_long_sequences(batch, length, dim, causal):
     grad = torch.randn_like(x[2])
     exact = results(in_double(x), "chunked", grad, causal=causal)
     for truth, mine in zip(exact, results(x, "hopper", grad, causal=causal), strict=True):
-        assert distance(mine, truth) <= 5e-3
+        assert is_close(mine, truth, 5e-3)
 
 
 @both_ways
@@ -187,24 +184,27 @@ def test_cuda_graph(causal):
 
 
 def test_lengths_do_not_compile_anew():
-    from cosformer.ops.hopper import launch
+    from cosformer.ops.gpu.launch_cache import PLAN_CACHE
+
+    def compiled():
+        return sum(len(key) == 3 for key in PLAN_CACHE)  # kernel, constants, device
 
     def call(batch, length):
         x = inputs(batch, length, 16, 64)
         for causal in (True, False):
             results(x, "hopper", torch.randn_like(x[2]), causal=causal)
 
-    call(1, 1000)  # in pieces
-    call(40, 500)  # in one piece
-    before = len(launch._compiled)
+    call(1, 1000)  # several splits a row
+    call(40, 500)  # one split a row
+    before = compiled()
     for batch, length in ((1, 999), (1, 4096), (3, 1024), (40, 16), (40, 777), (33, 1), (1, 1), (2, 131)):
         call(batch, length)
-    assert len(launch._compiled) == before
+    assert compiled() == before
 
 
 @both_ways
-def test_calls_played_again(causal):
-    """The tape of one call must not remember whose tensors it was made with, nor that they were one."""
+def test_replay(causal):
+    """A plan depends neither on the tensors it was recorded with nor on whether they were one tensor."""
     one = torch.randn(2, 200, 2, 64, dtype=torch.bfloat16, device="cuda")
     whole = torch.randn(2, 200, 2, 192, dtype=torch.bfloat16, device="cuda")
     parts = whole.chunk(3, -1)
@@ -213,19 +213,20 @@ def test_calls_played_again(causal):
         grad = torch.randn_like(one)
         exact = results(in_double(x), "chunked", grad, causal=causal)
         for truth, mine in zip(exact, results(x, "hopper", grad, causal=causal), strict=True):
-            assert distance(mine, truth) <= 5e-3
+            assert is_close(mine, truth, 5e-3)
 
 
 @both_ways
 @pytest.mark.parametrize(
     ("tokens", "heads", "dim"), [(512, 2, 64), (700, 4, 128), (2048, 16, 64), (8192, 8, 40)]
 )
-def test_inference_sums_up_states_where_they_are_used(tokens, heads, dim, causal):
-    """A start less; the same sums in the same order where the pieces are the same. The last has too many."""
+def test_inference_sums_few_states_inline(tokens, heads, dim, causal):
+    """One launch less; the same sums in the same order where the splits are the same. The last case has too
+    many splits."""
     x = [y.detach() for y in inputs(2, tokens, heads, dim)]
     found = cosformer_attention(*x, causal=causal, backend="hopper")
     kept = cosformer_attention(*(y.requires_grad_() for y in x), causal=causal, backend="hopper").detach()
-    assert distance(found, kept) <= 5e-3
+    assert is_close(found, kept, 5e-3)
     if causal:
         assert torch.equal(found, kept)
 
@@ -241,20 +242,20 @@ def test_inference_is_as_right_as_training(shape, masked, causal):
     ).on("cuda")  # fmt: skip
     exact = case.to(torch.float64).call("reference")
     with torch.no_grad():
-        assert distance(case.call("hopper"), exact) <= 5e-3
+        assert is_close(case.call("hopper"), exact, 5e-3)
 
 
 @both_ways
-@pytest.mark.parametrize("again", [True, False], ids=["played", "written"])
-def test_a_fresh_thread(again, causal):
-    """It has no context of the GPU yet when its first tensors are to be described to the copy engine."""
-    from cosformer.ops.triton import tape
+@pytest.mark.parametrize("replayed", [True, False], ids=["replayed", "recorded"])
+def test_a_fresh_thread(replayed, causal):
+    """It has no CUDA context yet when its first TMA descriptors are encoded."""
+    from cosformer.ops.gpu import launch_cache
 
     x = [y.detach() for y in inputs(2, 300, 4, 64)]
     here = cosformer_attention(*x, causal=causal, backend="hopper")
     y = [z.clone() for z in x]
-    if not again:
-        tape.TAPES.clear()
+    if not replayed:
+        launch_cache.PLAN_CACHE.clear()
     found = []
     call = partial(cosformer_attention, *y, causal=causal, backend="hopper")
     thread = threading.Thread(target=lambda: found.append(call()))
@@ -281,7 +282,7 @@ def test_torch_compile(length, causal):
 
 @both_ways
 def test_odd_addresses(causal):
-    """Tensors without gaps that begin where the copy engine cannot read."""
+    """Contiguous tensors at addresses that TMA cannot read."""
 
     def moved(x):
         return torch.empty(x.numel() + 1, dtype=x.dtype, device="cuda")[1:].view(x.shape).copy_(x)

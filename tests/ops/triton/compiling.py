@@ -1,5 +1,5 @@
-"""What the kernels of a call become on a chip that is not there: Triton compiles for any target, and
-the assembler's report says what was needed."""
+"""Compiles the kernels of a call for a GPU that is not present, and reports what the assembler says of
+them."""
 
 import re
 import subprocess
@@ -21,7 +21,7 @@ TYPES = {
 
 @dataclass
 class Launch:
-    """A kernel and the arguments it was started with."""
+    """A kernel and the arguments it was launched with."""
 
     kernel: Any
     args: dict[str, Any]
@@ -49,17 +49,17 @@ class Launch:
 
 
 class Recorder:
-    """Stands in for a kernel and writes down how it is started."""
+    """Stands in for a kernel and records how it is launched."""
 
     def __init__(self, kernel: Any, launches: list[Launch]):
         self.kernel, self.launches, self.params = kernel, launches, kernel.params
 
     def __getitem__(self, grid: Any) -> Any:
-        def start(*args: Any, **more: Any) -> None:
+        def launch(*args: Any, **more: Any) -> None:
             names = [p.name for p in self.kernel.params]
             self.launches.append(Launch(self.kernel, dict(zip(names, args, strict=False)) | more))
 
-        return start
+        return launch
 
 
 def report(compiled: Any) -> dict[str, int]:

@@ -1,5 +1,5 @@
-"""The kernels compile, without a GPU, for every chip they are meant for: within its shared memory,
-without large spills, and the same for every length."""
+"""The kernels compile, without a GPU, for every architecture they support: within its shared memory, without
+large spills, and the same for every length."""
 
 import itertools
 import os
@@ -10,18 +10,23 @@ import pytest
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a block may use
-SPILLED = {64: 256, 128: 1024}  # bytes of stack a thread may need beside the 1,020 of its registers
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a CTA may use
+SPILLED = {64: 256, 128: 1024}  # bytes a thread may spill, beside its 255 registers
 
 # In a process of its own: here the kernels may have been made for the interpreter.
 RECORD = """
 import sys, torch
+from cosformer.ops.gpu import state_scan
 from cosformer.ops.triton import kernels, run
 from tests.ops.triton.compiling import Recorder, report
 
 launches = []
-for name in ("walk", "denominators", "weigh", "apply", "absorb", "scan", "step"):
-    setattr(kernels, name, Recorder(getattr(kernels, name), launches))
+for module, names in (
+    (kernels, ("chunk_attention", "chunk_denominator", "bwd_preprocess", "state_apply", "chunk_state")),
+    (state_scan, ("state_scan",)),
+):
+    for name in names:
+        setattr(module, name, Recorder(getattr(module, name), launches))
 
 def record(dim, causal, length, batch=8):
     launches.clear()
@@ -36,11 +41,11 @@ COMPILE = (
     RECORD
     + """
 capability, dim = int(sys.argv[1]), int(sys.argv[2])
-kernels.is_roomy = lambda device: capability == 90
+kernels.has_large_smem = lambda device: capability == 90
 launched = [*record(dim, True, 2048), *record(dim, False, 2048), *record(dim, False, 512, 128)]
-for launch in {(x.kernel.__name__, x.args.get("WHAT"), x.args.get("CHUNK")): x for x in launched}.values():
+for launch in {(x.kernel.__name__, x.args.get("OUTPUT"), x.args.get("BT")): x for x in launched}.values():
     usage = report(launch.compile(capability))
-    print(launch.kernel.__name__, launch.args.get("WHAT"), usage["stack"], usage["shared"])
+    print(launch.kernel.__name__, launch.args.get("OUTPUT"), usage["stack"], usage["shared"])
 """
 )
 

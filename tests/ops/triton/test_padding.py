@@ -1,11 +1,11 @@
-"""How tensors must lie for the kernels that multiply bfloat16. Needs no GPU."""
+"""How tensors must be aligned for bfloat16 kernels. Needs no GPU."""
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
-from cosformer.ops.triton.padding import laid_out, padded, widen
+from cosformer.ops.triton.padding import padded, widen, with_aligned_rows
 
 
 def test_head_sizes():
@@ -28,7 +28,7 @@ def test_zeros_go_behind():
         (torch.zeros(2, 5, 3, 32, dtype=torch.bfloat16), False),
         (torch.zeros(2, 5, 3, 64, dtype=torch.bfloat16)[..., 16:48], False),
         (torch.zeros(2, 3, 5, 32, dtype=torch.bfloat16).transpose(1, 2), False),
-        (torch.zeros(2, 5, 3, 64, dtype=torch.bfloat16)[..., 1:33], True),  # begins at an odd place
+        (torch.zeros(2, 5, 3, 64, dtype=torch.bfloat16)[..., 1:33], True),  # begins at an odd address
         (torch.zeros(2, 5, 3, 40, dtype=torch.bfloat16)[..., :32], True),  # rows at multiples of 8
         (torch.zeros(2, 5, 32, 3, dtype=torch.bfloat16).transpose(2, 3), True),  # gaps
         (torch.zeros(2, 5, 3, 40)[..., :32], False),  # float32 takes any rows
@@ -37,7 +37,7 @@ def test_zeros_go_behind():
     ids=["whole", "columns", "transposed", "odd", "eights", "gaps", "float32", "float32 gaps"],
 )
 def test_rows_at_multiples_of_16(x, copied):
-    y = laid_out(x)
+    y = with_aligned_rows(x)
     assert (y is not x) == copied
     assert torch.equal(y, x)
     if copied:

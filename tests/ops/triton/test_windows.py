@@ -2,7 +2,6 @@
 where there is one, else in Triton's interpreter. Rows are compared one by one."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -186,7 +185,7 @@ def test_every_kind_of_call_with_wide_windows(kind, causal):
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_segments_as_long_as_the_window(causal, monkeypatch):
-    monkeypatch.setattr(windowed, "multiprocessors", lambda device: 1)
+    monkeypatch.setattr(windowed, "sm_count", lambda device: 1)
     assert_right(Call((320,), tq=400, causal=causal))
 
 

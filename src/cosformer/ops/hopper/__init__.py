@@ -1,23 +1,26 @@
 """The operator on Hopper GPUs (H100, H200), in Gluon. Imported only when it is chosen.
 
-support.py   what it can do, and for which versions of Triton
-tiles.py     what every kernel does with its tiles: where they lie, how they come and go, their phases
-pairs.py     ReLU, phases and masks of two numbers at a time
-denominators.py  z, summed up by products
-forward.py   causal attention: one walk, the state in registers
-queries.py   the gradient of q in causal attention
-keys.py      the gradients of k and v in causal attention
-states.py    the state of a stretch of rows
-fold.py      sums over heads that share a key head
-apply.py     bidirectional and cross attention; apply_gradients.py: their gradients
-documents.py packed documents as one list of tiles; listing.py starts what makes it
-whole.py     bidirectional attention of packed documents, state and rows by the same block;
-             whole_gradients.py: its gradients
-squares.py   the same of documents of one tile, and their gradients: squares instead of states
-cutting.py   how sequences are cut so that the whole GPU has work
-launch.py    what the copy engine must know of a tensor; Triton's launcher without its binder
-tape.py      calls written down once and played again
-call.py      the kernels of one call as methods
-op.py        the library's ops, and their gradients
-run.py       which kernels make up a forward and a backward
+support.py           which calls, GPUs and versions of Triton it serves
+tiles.py             tiles in shared memory: layouts, TMA loads and stores, phases
+bf16x2.py            ReLU, phases and masks on two bfloat16 at a time
+partial_sums.py      z by matrix products
+chunk_fwd.py         causal attention: chunk by chunk, the state in registers
+chunk_bwd_dq.py      the gradient of q in causal attention
+chunk_bwd_dkv.py     the gradients of k and v in causal attention
+chunk_state.py       the state of each split
+head_group_sum.py    sums over query heads that share a key head
+state_apply.py       bidirectional and cross attention; state_apply_bwd.py: their gradients
+tile_list.py         packed documents as one list of tiles; tile_list_launch.py launches its kernels
+tile_access.py       how kernels find their tiles
+varlen_bidir_fwd.py  bidirectional attention of packed documents: state and rows in one kernel
+varlen_bidir_bwd.py  its gradients
+varlen_single_tile_fwd.py, varlen_single_tile_bwd.py  the same for documents of one tile, without states
+partition.py         how long splits are
+launch_plan.py       TMA descriptors; launch plans of kernels that take them
+call.py              one call: tensors, sizes, options, splits
+kernels.py           the kernels of one call as methods
+run.py               which kernels make up a forward and a backward
+op.py                the library op
+
+What it shares with the backend triton (launch cache, splits, state scan) is in ops/gpu.
 """

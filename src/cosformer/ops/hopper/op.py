@@ -7,59 +7,60 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream, define
+from cosformer.ops.gpu.launch_cache import cached_call
 from cosformer.ops.gpu.windowed_heads import GpuBackend
 from cosformer.ops.hopper import run
-from cosformer.ops.hopper.cutting import of_full_list, states_to_keep, width_of
-from cosformer.ops.hopper.tape import Tape
-from cosformer.ops.triton.tape import call
+from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
+from cosformer.ops.hopper.partition import head_width, states_to_keep, tile_list_rows
 
 
 class Hopper:
     def forward(self, args: AttentionArgs) -> Forward:
         q, k, v, cu_seqlens = args.q, args.k, args.v, args.cu_seqlens
-        again = cu_seqlens is None or run.is_joined(cu_seqlens, args.has_state)
+        replayable = cu_seqlens is None or run.uses_tile_list(cu_seqlens, args.has_state)
         with _device(q):
-            out, d, kept, state, z = call(
+            out, d, kept, state, z = cached_call(
                 run.forward,
                 (q, k, v, args.key_mask, cu_seqlens, args.numerator, args.denominator, args.positions),
                 (args.causal, args.query_offset, args.m, args.eps, args.return_state, args.keep),
-                again=again,
-                kind=Tape,
+                replayable=replayable,
+                plan_type=HopperLaunchPlan,
             )
-            if not args.keep or not run.is_kept(cu_seqlens, args.causal, args.has_state):
+            if not args.keep or not run.keeps_tensor(cu_seqlens, args.causal, args.has_state):
                 kept = None
             if not args.return_state:
                 return Forward(out, d, kept, None, None)
-            return Forward(out, d, kept, *run.public(state, z, k.shape[3], v.shape[3]))
+            return Forward(out, d, kept, *run.public_state(state, z, k.shape[3], v.shape[3]))
 
     def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
         q, k, v, cu_seqlens = args.q, args.k, args.v, args.cu_seqlens
-        joined = run.is_joined(cu_seqlens, upstream.numerator is not None or args.numerator is not None)
+        has_states = upstream.numerator is not None or args.numerator is not None
+        use_tile_list = run.uses_tile_list(cu_seqlens, has_states)
         with _device(q):
-            dq, dk, dv, state, z = call(
+            dq, dk, dv, state, z = cached_call(
                 run.backward,
                 (
                     *upstream, q, k, v, *saved, args.key_mask, cu_seqlens, args.numerator, args.denominator,
                     args.positions,
                 ),
                 (args.causal, args.query_offset, args.m, args.eps),
-                again=cu_seqlens is None or joined,
-                kind=Tape,
+                replayable=cu_seqlens is None or use_tile_list,
+                plan_type=HopperLaunchPlan,
             )  # fmt: skip
             if args.numerator is None:
                 return Gradients(dq, dk, dv, None, None)
-            return Gradients(dq, dk, dv, *run.public(state, z, k.shape[3], v.shape[3]))
+            return Gradients(dq, dk, dv, *run.public_state(state, z, k.shape[3], v.shape[3]))
 
     def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
         (batch, tq, heads, d), dv = args.q.shape, args.v.shape[3]
         of_d = (batch, heads, tq)
-        if not args.keep or not run.is_kept(args.cu_seqlens, args.causal, args.has_state):
+        if not args.keep or not run.keeps_tensor(args.cu_seqlens, args.causal, args.has_state):
             return of_d, (0,)
         if args.cu_seqlens is not None:
-            return of_d, (of_full_list(tq, args.rows), 4)
+            return of_d, (tile_list_rows(tq, args.rows), 4)
         kept = batch
         if args.causal:
-            kept = states_to_keep(batch, heads, tq, args.q.device, width_of(d, dv))
+            kept = states_to_keep(batch, heads, tq, args.q.device, head_width(d, dv))
         return of_d, (kept, args.k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
 
 

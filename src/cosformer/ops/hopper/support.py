@@ -1,7 +1,7 @@
-"""What the kernels for Hopper can do, and which versions of Triton they were tried with.
+"""Which calls, GPUs and versions of Triton the Hopper kernels serve.
 
-Gluon is marked experimental: what compiles well with one version of Triton may spill, or fail, with the
-next. Asked without importing Triton.
+Gluon is marked experimental: what compiles well with one version of Triton may spill, or fail, with the next.
+This file does not import Triton.
 """
 
 import importlib.metadata
@@ -26,7 +26,7 @@ _TRITON = _installed()
 
 
 def not_available_reason() -> str | None:
-    # torch.compile cannot trace a look at all GPUs; that of the tensors is looked at for every call.
+    # torch.compile cannot trace the query of all GPUs; the tensors' own GPU is checked for every call.
     return _wrong_triton(_TRITON) if torch.compiler.is_compiling() else _reason()
 
 
@@ -65,7 +65,7 @@ def not_supported_reasons(
     packed: bool,
     seen: int | None,
 ) -> list[str]:
-    """`seen`: positions a carried state has seen at most, None without one."""
+    """`seen`: an upper bound on the positions a carried state has seen, None without one."""
     reasons = []
     if q.device.type != "cuda":
         reasons.append(f"the tensors are on {q.device.type}, and it runs on Hopper GPUs")

@@ -1,13 +1,13 @@
-"""What every kernel does with its tiles: where they lie, how they come and go, which phase they have.
+"""Tiles in shared memory: layouts, TMA loads and stores, phases.
 
-All kernels compute the four sums of ops/triton/rows.py, with the same names: y, a, b, c, r, e, S, z.
-A tile is CHUNK = 64 tokens of one head, W = 64 or 128 features wide (heads that are narrower are padded:
-the copy engine fills with zeros what lies outside of a tensor, and leaves it out when it writes).
-Tensors [B, T, H, D] are described to the copy engine as they are, so any strides that are multiples of 8 do.
+All kernels compute the four sums of ops/triton/rows.py, with the same names: y, a, b, c, inv_den, delta, S,
+z. A tile is CHUNK = 64 tokens of one head, W = 64 or 128 features wide. Narrower heads are padded: TMA fills
+what lies outside of a tensor with zeros when it loads, and leaves it out when it stores. TMA sees tensors as
+[B, T, H, D], so any strides that are multiples of 8 elements will do.
 
-**No hoisting.** Left to itself the compiler computes the descriptors of all shared operands before the
-loop, and spills 50 to 120 registers over it. `anew` is a zero it cannot see through: operands taken at
-that index are described inside the loop.
+**No hoisting.** The compiler would compute the descriptors of all operands in shared memory before the loop,
+and spill 50 to 120 registers over it. `opaque_zero` is a zero that it cannot see through: operands indexed
+with it are described inside the loop.
 """
 
 from triton.experimental import gluon
@@ -15,64 +15,64 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 CHUNK = gl.constexpr(64)
-# No cosine or sine is smaller: one may be divided by them, and a product with them keeps its sign. A
-# bfloat16 does not see the difference.
-LEAST = gl.constexpr(1e-6)
-# A barrier for all threads of a block, under its name in Triton 3.7 or in 3.6.
+# Cosines and sines are at least this: they can be divided by, and products with them keep their sign. The
+# difference is below the precision of bfloat16.
+MIN_PHASE = gl.constexpr(1e-6)
+# __syncthreads, under its name in Triton 3.7 or in 3.6.
 sync = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.constexpr_function
-def product(ROWS, COLUMNS, WARPS):
-    """The layout of a product [ROWS, COLUMNS]: 64 rows a warpgroup, columns shared out if there are
-    more warpgroups than rows for them."""
-    down = min(WARPS, ROWS // 16)
-    across = WARPS // down
-    return gl.NVMMADistributedLayout([3, 0], [down, across], [16, COLUMNS // across, 16])
+def mma_layout(ROWS, COLUMNS, WARPS):
+    """The layout of a matrix product [ROWS, COLUMNS]: 64 rows a warpgroup; warpgroups beyond these share the
+    columns."""
+    warps_down = min(WARPS, ROWS // 16)
+    warps_across = WARPS // warps_down
+    return gl.NVMMADistributedLayout([3, 0], [warps_down, warps_across], [16, COLUMNS // warps_across, 16])
 
 
 @gluon.constexpr_function
-def left(PRODUCT):
-    """The layout of the first operand of a product, in registers."""
+def dot_operand(PRODUCT):
+    """The layout of the first operand of a matrix product, in registers."""
     return gl.DotOperandLayout(0, PRODUCT, 2)
 
 
 @gluon.constexpr_function
-def lines(W, WARPS):
-    """The layout of a tile as it is read from memory: 16 bytes a thread."""
+def coalesced(W, WARPS):
+    """The layout of a tile [CHUNK, W] with 16 bytes a thread."""
     return gl.BlockedLayout([1, 8], [32 // (W // 8), W // 8], [WARPS, 1], [1, 0])
 
 
 @gluon.constexpr_function
-def runs(W, WARPS):
-    """How many rows a round of `lines` covers."""
+def rows_per_pass(W, WARPS):
+    """How many rows of a tile all threads cover at a time in the layout `coalesced`."""
     return WARPS * (32 // (W // 8))
 
 
 @gluon.constexpr_function
-def of_rows(LAYOUT):
+def row_slice(LAYOUT):
     return gl.SliceLayout(1, LAYOUT)
 
 
 @gluon.constexpr_function
-def of_columns(LAYOUT):
+def column_slice(LAYOUT):
     return gl.SliceLayout(0, LAYOUT)
 
 
 @gluon.jit
-def room(N: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
-    """N tiles that the copy engine fills or empties."""
+def alloc_tiles(N: gl.constexpr, ROWS: gl.constexpr, W: gl.constexpr):
+    """Shared memory for N tiles that TMA loads or stores."""
     return gl.allocate_shared_memory(gl.bfloat16, [N, 1, ROWS, 1, W], gl.NVMMASharedLayout(128, 16, rank=4))
 
 
 @gluon.jit
-def scratch(ROWS: gl.constexpr, W: gl.constexpr):
-    """One tile that only products read; taken at the index `anew`."""
+def alloc_smem(ROWS: gl.constexpr, W: gl.constexpr):
+    """Shared memory for one operand of matrix products, to be indexed with `opaque_zero`."""
     return gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, W], gl.NVMMASharedLayout(128, 16, rank=2))
 
 
 @gluon.jit
-def barriers(N: gl.constexpr):
+def alloc_barriers(N: gl.constexpr):
     bars = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
         mbarrier.init(bars.index(i), count=1)
@@ -81,81 +81,84 @@ def barriers(N: gl.constexpr):
 
 
 @gluon.jit
-def flat(tile):
-    """A tile [1, ROWS, 1, W] as a matrix."""
+def as_matrix(tile):
+    """A tile [1, ROWS, 1, W] as a matrix [ROWS, W]."""
     return tile.reshape([tile.shape[1], tile.shape[3]])
 
 
 @gluon.jit
-def fetch(tensor, tile, bar, batch, token, head):
+def tma_load(tensor, tile, bar, batch, token, head):
     tma.async_copy_global_to_shared(tensor, [batch, token, head, 0], bar, tile)
 
 
 @gluon.jit
-def send(tensor, tile, batch, token, head):
+def tma_store(tensor, tile, batch, token, head):
     tma.async_copy_shared_to_global(tensor, [batch, token, head, 0], tile)
 
 
 @gluon.jit
-def anew(t):
+def opaque_zero(t):
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [t], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def phases(position, theta):
-    """cos and sin of theta * position, in [0, pi/2]."""
-    angle = position.to(gl.float32) * theta
+def phases(position, angle_step):
+    """cos and sin of angle_step * position, which is in [0, pi/2]."""
+    angle = position.to(gl.float32) * angle_step
     c = gl.inline_asm_elementwise(
         "cos.approx.ftz.f32 $0, $1;", "=f,f", [angle], dtype=gl.float32, is_pure=True, pack=1
     )
     s = gl.inline_asm_elementwise(
         "sin.approx.ftz.f32 $0, $1;", "=f,f", [angle], dtype=gl.float32, is_pure=True, pack=1
     )
-    return gl.maximum(c, LEAST), gl.maximum(s, LEAST)
+    return gl.maximum(c, MIN_PHASE), gl.maximum(s, MIN_PHASE)
 
 
 @gluon.jit
-def matrix(S, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr, LAYOUT: gl.constexpr):
-    """Pointers to a matrix [HEIGHT, WIDTH], and which of [W, W] lie inside."""
-    i = gl.arange(0, W, layout=of_rows(LAYOUT))
-    j = gl.arange(0, W, layout=of_columns(LAYOUT))
-    return S + i[:, None] * WIDTH + j[None, :], (i < HEIGHT)[:, None] & (j < WIDTH)[None, :]
+def matrix_pointers(base, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr, LAYOUT: gl.constexpr):
+    """Pointers to a matrix [HEIGHT, WIDTH] padded to [W, W], and which of them are in bounds."""
+    i = gl.arange(0, W, layout=row_slice(LAYOUT))
+    j = gl.arange(0, W, layout=column_slice(LAYOUT))
+    return base + i[:, None] * WIDTH + j[None, :], (i < HEIGHT)[:, None] & (j < WIDTH)[None, :]
 
 
 @gluon.jit
-def summed(at, inside, count, step):
-    """The sum of `count` matrices, `step` numbers apart, one after the other."""
-    x = gl.load(at, mask=inside & (count > 0), other=0.0)
+def load_sum(pointers, in_bounds, count, stride):
+    """The sum of `count` matrices, `stride` elements apart."""
+    x = gl.load(pointers, mask=in_bounds & (count > 0), other=0.0)
     for i in range(1, count):
-        x += gl.load(at + i * step, mask=inside, other=0.0)
+        x += gl.load(pointers + i * stride, mask=in_bounds, other=0.0)
     return x
 
 
 @gluon.jit
-def put(tensor_pointer, stride, first, count, tile, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
-    """The first `count` rows of a tile, without the copy engine: a document may end inside of a tile."""
-    i = gl.arange(0, tile.shape[0], layout=of_rows(LAYOUT))
-    j = gl.arange(0, tile.shape[1], layout=of_columns(LAYOUT))
-    where = tensor_pointer + (first + i).to(gl.int64)[:, None] * stride + j[None, :]
-    gl.store(where, tile.load(LAYOUT), mask=(i < count)[:, None] & (j < WIDTH)[None, :])
+def store_rows(tensor_pointer, stride, first, count, tile, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
+    """Stores the first `count` rows of a tile without TMA: a document may end within a tile."""
+    i = gl.arange(0, tile.shape[0], layout=row_slice(LAYOUT))
+    j = gl.arange(0, tile.shape[1], layout=column_slice(LAYOUT))
+    pointers = tensor_pointer + (first + i).to(gl.int64)[:, None] * stride + j[None, :]
+    gl.store(pointers, tile.load(LAYOUT), mask=(i < count)[:, None] & (j < WIDTH)[None, :])
 
 
 @gluon.jit
-def locate(piece, CU, DOCUMENT, FIRST, SLOT, length, pieces, size, PACKED: gl.constexpr):
-    """Of a piece: its row, the batch and the token there where the row begins, the part [begin, end) it
-    covers, and the slot of its state (-1: it has none)."""
-    if PACKED:
-        row = gl.load(DOCUMENT + piece)
-        start = gl.load(CU + row).to(gl.int32)
-        length = gl.load(CU + row + 1).to(gl.int32) - start
-        part = piece - gl.load(FIRST + row)
-        slot = gl.load(SLOT + piece)
+def locate_split(
+    split, cu_seqlens, split_doc, doc_first_split, split_slot, length, splits_per_row, split_size,
+    IS_VARLEN: gl.constexpr,
+):  # fmt: skip
+    """The row that a split belongs to, the row's batch index and first token, the tokens [begin, end) of the
+    row that the split covers, and the slot of its state (-1: none)."""
+    if IS_VARLEN:
+        row = gl.load(split_doc + split)
+        row_start = gl.load(cu_seqlens + row).to(gl.int32)
+        length = gl.load(cu_seqlens + row + 1).to(gl.int32) - row_start
+        split_in_row = split - gl.load(doc_first_split + row)
+        slot = gl.load(split_slot + split)
         batch = 0
     else:
-        row = piece // pieces
-        start = 0
-        part = piece % pieces
-        slot = piece
+        row = split // splits_per_row
+        row_start = 0
+        split_in_row = split % splits_per_row
+        slot = split
         batch = row
-    begin = part * size
-    return row, batch, start, begin, gl.minimum(begin + size, length), slot
+    begin = split_in_row * split_size
+    return row, batch, row_start, begin, gl.minimum(begin + split_size, length), slot

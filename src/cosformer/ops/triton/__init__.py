@@ -1,19 +1,18 @@
 """The operator on CUDA GPUs, in plain Triton. Imported only when it is chosen.
 
-rows.py      what every kernel does with a row: where it lies, its phase, how it is read
-walk.py      causal attention and its three gradients: chunk by chunk, the state in registers
-denominators.py  what divides, where a walk has no registers left for it
-weigh.py     what the backward needs of every row of queries
-states.py    the state of a stretch of keys (or queries), and running sums of such states
-apply.py     queries against a finished state: bidirectional and cross attention
-decode.py    one token a row: the state is read once and written once
-configs.py   block sizes, a fixed table
-pieces.py    how a sequence is cut so that the whole GPU has work
-padding.py   how tensors must lie
-carried.py   states on their way between kernels
-launching.py Triton's innermost launcher
-tape.py      calls written down once and played again
-kernels.py   the kernels of one call as methods
-run.py       which kernels make up a forward and a backward
-op.py        all of it as an op of the library
+rows.py              what every kernel does with a block of rows, and the table of the four outputs
+chunk.py             causal attention and its three gradients: chunk by chunk, the state in registers
+chunk_denominator.py denominators, where chunk.py has no registers left for them
+chunk_state.py       the state of each split of keys (or queries)
+state_apply.py       rows times a finished state: bidirectional and cross attention, and their gradients
+bwd_preprocess.py    what the backward needs for each query row
+decode.py            one token a row: the state is read once and written once
+configs.py           block sizes, a fixed table
+partition.py         how long splits are
+padding.py           how tensors must be aligned
+kernels.py           the kernels of one call as methods
+run.py               which kernels make up a forward and a backward
+op.py                the library op
+
+What it shares with the backend hopper (launch cache, splits, state scan) is in ops/gpu.
 """

@@ -1,8 +1,7 @@
 """Block sizes: a small fixed table, so that the same call always runs the same code.
 
-The kernels are compiled once for a head size, a type, the number of heads, the distance in memory from one
-token to the next and a kind of call; no length is among what a kernel is compiled for, and nothing is tuned
-at run time.
+A kernel is compiled once for a head size, a dtype, the number of heads, the stride between tokens and the
+options of the call. No length is among these, and nothing is tuned at run time.
 """
 
 from dataclasses import dataclass
@@ -14,111 +13,115 @@ import triton.language as tl
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """Tokens a chunk, columns of the result a program, warps, stages of the pipeline."""
+class BlockConfig:
+    """`bt` tokens a chunk, `bv` columns of the result a program, warps, pipeline stages."""
 
-    chunk: int
-    columns: int
+    bt: int
+    bv: int
     warps: int
     stages: int
 
     def options(self, features: int, columns: int) -> dict[str, Any]:
+        """As keyword arguments of a kernel."""
         return {
-            "CHUNK": self.chunk,
-            "BF": power_of_two(features),
-            "BN": min(self.columns, power_of_two(columns)),
-            "PARTS": min(self.chunk, 4 * self.warps),
+            "BT": self.bt,
+            "BK": power_of_two(features),
+            "BV": min(self.bv, power_of_two(columns)),
+            "PARTIALS": min(self.bt, 4 * self.warps),
             "num_warps": self.warps,
             "num_stages": self.stages,
         }
 
 
 def power_of_two(n: int) -> int:
-    """The next one from n on, at least 16: what a matrix product needs."""
+    """The smallest power of two >= n, at least 16: what a matrix product needs."""
     return max(16, 1 << (n - 1).bit_length())
 
 
-# By the bytes of a multiplied number and the padded number of features. Four warps where bfloat16 walks:
-# with eight, Triton 3.6 compiles products that are 16 columns wide wrongly.
-_EXACT = {
-    (4, 16): Blocks(16, 32, 8, 1),
-    (4, 32): Blocks(16, 32, 8, 1),
-    (4, 64): Blocks(16, 32, 8, 1),
-    (4, 128): Blocks(16, 16, 8, 1),
-    (4, 256): Blocks(16, 16, 8, 1),
+# Keys: bytes of an operand of the matrix products, and features padded to a power of two. Four warps in
+# chunk_attention with bfloat16: with eight, Triton 3.6 miscompiles products that are 16 columns wide.
+_FLOAT32 = {
+    (4, 16): BlockConfig(16, 32, 8, 1),
+    (4, 32): BlockConfig(16, 32, 8, 1),
+    (4, 64): BlockConfig(16, 32, 8, 1),
+    (4, 128): BlockConfig(16, 16, 8, 1),
+    (4, 256): BlockConfig(16, 16, 8, 1),
 }
 _TABLE = {
-    "walk": _EXACT
+    "chunk_attention": _FLOAT32
     | {
-        (2, 16): Blocks(64, 64, 4, 2),
-        (2, 32): Blocks(64, 64, 4, 2),
-        (2, 64): Blocks(64, 64, 4, 2),
-        (2, 128): Blocks(64, 64, 4, 2),
-        (2, 256): Blocks(32, 32, 8, 1),
+        (2, 16): BlockConfig(64, 64, 4, 2),
+        (2, 32): BlockConfig(64, 64, 4, 2),
+        (2, 64): BlockConfig(64, 64, 4, 2),
+        (2, 128): BlockConfig(64, 64, 4, 2),
+        (2, 256): BlockConfig(32, 32, 8, 1),
     },
-    "denominators": {
-        (2, 128): Blocks(64, 128, 4, 2),
-        (2, 256): Blocks(32, 256, 4, 1),
-        (4, 128): Blocks(16, 128, 4, 1),
-        (4, 256): Blocks(16, 256, 4, 1),
+    "chunk_denominator": {
+        (2, 128): BlockConfig(64, 128, 4, 2),
+        (2, 256): BlockConfig(32, 256, 4, 1),
+        (4, 128): BlockConfig(16, 128, 4, 1),
+        (4, 256): BlockConfig(16, 256, 4, 1),
     },
-    "wide": _EXACT
+    "chunk_state": _FLOAT32
     | {
-        (2, 16): Blocks(64, 64, 4, 2),
-        (2, 32): Blocks(64, 64, 4, 2),
-        (2, 64): Blocks(64, 64, 4, 2),
-        (2, 128): Blocks(64, 64, 8, 1),
-        (2, 256): Blocks(32, 32, 8, 1),
+        (2, 16): BlockConfig(64, 64, 4, 3),
+        (2, 32): BlockConfig(64, 64, 4, 3),
+        (2, 64): BlockConfig(64, 64, 4, 3),
+        (2, 128): BlockConfig(64, 128, 8, 3),
+        (2, 256): BlockConfig(32, 32, 8, 1),
     },
-    "absorb": _EXACT
+    "state_apply": _FLOAT32
     | {
-        (2, 16): Blocks(64, 64, 4, 3),
-        (2, 32): Blocks(64, 64, 4, 3),
-        (2, 64): Blocks(64, 64, 4, 3),
-        (2, 128): Blocks(64, 128, 8, 3),
-        (2, 256): Blocks(32, 32, 8, 1),
+        (2, 16): BlockConfig(64, 64, 4, 2),
+        (2, 32): BlockConfig(64, 64, 4, 2),
+        (2, 64): BlockConfig(64, 64, 4, 3),
+        (2, 128): BlockConfig(128, 128, 8, 2),
+        (2, 256): BlockConfig(32, 32, 8, 1),
     },
-    "apply": _EXACT
+    "wide": _FLOAT32
     | {
-        (2, 16): Blocks(64, 64, 4, 2),
-        (2, 32): Blocks(64, 64, 4, 2),
-        (2, 64): Blocks(64, 64, 4, 3),
-        (2, 128): Blocks(128, 128, 8, 2),
-        (2, 256): Blocks(32, 32, 8, 1),
+        (2, 16): BlockConfig(64, 64, 4, 2),
+        (2, 32): BlockConfig(64, 64, 4, 2),
+        (2, 64): BlockConfig(64, 64, 4, 2),
+        (2, 128): BlockConfig(64, 64, 8, 1),
+        (2, 256): BlockConfig(32, 32, 8, 1),
     },
 }
-# Where one of the sums wants other blocks than its sisters ("many": where there are so many states of keys
-# that programs need not be large to keep the GPU at work).
-_APART = {
-    ("absorb", "many", 2, 64): Blocks(32, 64, 2, 4),
-    ("walk", "dk", 2, 64): Blocks(64, 64, 4, 3),
-    ("walk", "dv", 2, 64): Blocks(64, 64, 4, 3),
-    ("walk", "dq", 2, 128): Blocks(64, 64, 8, 1),
-    ("walk", "dk", 2, 128): Blocks(64, 64, 8, 1),
-    ("apply", "dq", 2, 128): Blocks(64, 64, 4, 3),
-    ("apply", "dk", 2, 128): Blocks(64, 64, 4, 3),
-    ("apply", "dv", 2, 128): Blocks(64, 128, 4, 2),
-}
-
-
-# Where a block has less shared memory than on the H100 and its successors.
-_NARROW = {
-    ("walk", 2, 64): Blocks(32, 64, 4, 2),
-    ("walk", 2, 128): Blocks(64, 32, 4, 1),
-    ("absorb", 2, 128): Blocks(32, 64, 4, 2),
-    ("apply", 2, 128): Blocks(64, 32, 4, 2),
+# Exceptions for one output ("many states": there are enough of them to fill the GPU with small programs).
+_BY_OUTPUT = {
+    ("chunk_state", "many states", 2, 64): BlockConfig(32, 64, 2, 4),
+    ("chunk_attention", "dk", 2, 64): BlockConfig(64, 64, 4, 3),
+    ("chunk_attention", "dv", 2, 64): BlockConfig(64, 64, 4, 3),
+    ("chunk_attention", "dq", 2, 128): BlockConfig(64, 64, 8, 1),
+    ("chunk_attention", "dk", 2, 128): BlockConfig(64, 64, 8, 1),
+    ("state_apply", "dq", 2, 128): BlockConfig(64, 64, 4, 3),
+    ("state_apply", "dk", 2, 128): BlockConfig(64, 64, 4, 3),
+    ("state_apply", "dv", 2, 128): BlockConfig(64, 128, 4, 2),
 }
 
 
-def blocks(kernel: str, what: str, bytes_: int, features: int, roomy: bool) -> Blocks:
+# Exceptions for GPUs with less shared memory per CTA than an H100.
+_SMALL_SMEM = {
+    ("chunk_attention", 2, 64): BlockConfig(32, 64, 4, 2),
+    ("chunk_attention", 2, 128): BlockConfig(64, 32, 4, 1),
+    ("chunk_state", 2, 128): BlockConfig(32, 64, 4, 2),
+    ("state_apply", 2, 128): BlockConfig(64, 32, 4, 2),
+}
+
+
+def block_config(kernel: str, variant: str, bytes_: int, features: int, large_smem: bool) -> BlockConfig:
+    """`variant`: the output, or "many states"."""
     size = power_of_two(features)
-    apart = _APART.get((kernel, what, bytes_, size)) if roomy else _NARROW.get((kernel, bytes_, size))
-    return apart or _TABLE[kernel][bytes_, size]
+    if large_smem:
+        exception = _BY_OUTPUT.get((kernel, variant, bytes_, size))
+    else:
+        exception = _SMALL_SMEM.get((kernel, bytes_, size))
+    return exception or _TABLE[kernel][bytes_, size]
 
 
 @dataclass(frozen=True)
 class Band:
-    """Of a narrow window: a program's own rows, rows of the other side at a time, warps, stages."""
+    """Of a narrow window: rows of a program's own side, rows of the other side at a time, warps, stages."""
 
     own: int
     others: int
@@ -136,7 +139,7 @@ class Band:
         }
 
 
-# By the bytes of a multiplied number and the padded number of features, the larger of D and Dv.
+# Keys: bytes of an operand, and the larger of D and Dv padded to a power of two.
 _BANDS = {
     ("queries", 2, 64): Band(64, 64, 4, 2),
     ("queries", 2, 128): Band(64, 64, 4, 2),
@@ -151,38 +154,38 @@ _BANDS = {
     ("keys", 4, 128): Band(16, 16, 4, 1),
     ("keys", 4, 256): Band(16, 16, 8, 1),
 }
-_NARROW_BANDS: dict[tuple[str, int, int], Band] = {}
+_SMALL_SMEM_BANDS: dict[tuple[str, int, int], Band] = {}
 
 
-def band(kernel: str, bytes_: int, features: int, roomy: bool) -> Band:
+def band(kernel: str, bytes_: int, features: int, large_smem: bool) -> Band:
     key = kernel, bytes_, max(64, power_of_two(features))
-    return _BANDS[key] if roomy else _NARROW_BANDS.get(key, _BANDS[key])
+    return _BANDS[key] if large_smem else _SMALL_SMEM_BANDS.get(key, _BANDS[key])
 
 
 @cache
-def is_roomy(device: torch.device) -> bool:
-    """Whether a block may use 200 KiB of shared memory."""
+def has_large_smem(device: torch.device) -> bool:
+    """Whether a CTA may use 200 KiB of shared memory."""
     if device.type != "cuda":
         return True
-    properties: Any = torch.cuda.get_device_properties(device)  # whose types leave this one out
+    properties: Any = torch.cuda.get_device_properties(device)  # the type stubs lack this property
     return bool(properties.shared_memory_per_block_optin >= 200 * 1024)
 
 
 @dataclass(frozen=True)
-class Arithmetic:
-    """How matrices are multiplied: in which type, and if that is float32, how exactly."""
+class DotPrecision:
+    """The type of the operands of matrix products, how float32 is multiplied, and bytes an operand."""
 
-    dot: tl.dtype
+    dtype: tl.dtype
     precision: str
     bytes: int
 
 
-def arithmetic(dtype: torch.dtype, interpreted: bool) -> Arithmetic:
-    """bfloat16 as it is; float16 as tf32, which holds every float16 exactly and does not overflow where
-    scores or states leave its range; float32 in full, never as tf32. The interpreter's bfloat16 is
-    wrong without a word: everything is float32 there, in the blocks of bfloat16."""
+def dot_precision(dtype: torch.dtype, interpreted: bool) -> DotPrecision:
+    """bfloat16 as it is. float16 as tf32, which holds every float16 exactly and does not overflow where
+    scores or states exceed the range of float16. float32 in full, never as tf32. Triton's interpreter
+    computes bfloat16 wrongly: there everything is float32, in the block sizes of bfloat16."""
     if interpreted:
-        return Arithmetic(tl.float32, "ieee", 2)
+        return DotPrecision(tl.float32, "ieee", 2)
     if dtype == torch.bfloat16:
-        return Arithmetic(tl.bfloat16, "tf32", 2)
-    return Arithmetic(tl.float32, "tf32" if dtype == torch.float16 else "ieee", 4)
+        return DotPrecision(tl.bfloat16, "tf32", 2)
+    return DotPrecision(tl.float32, "tf32" if dtype == torch.float16 else "ieee", 4)

@@ -1,4 +1,4 @@
-"""The kernels of one call as methods: their tensors, strides, tables and block sizes put in place."""
+"""The kernels of one call as methods, which fill in tensors, strides, tables and block sizes."""
 
 import os
 from typing import Any, NamedTuple
@@ -6,35 +6,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops.triton.apply import apply
-from cosformer.ops.triton.carried import NOTHING, State
-from cosformer.ops.triton.configs import Blocks, arithmetic, blocks, is_roomy, power_of_two
-from cosformer.ops.triton.decode import step
-from cosformer.ops.triton.denominators import denominators
-from cosformer.ops.triton.padding import laid_out
-from cosformer.ops.triton.pieces import (
-    ROWS,
-    SUMS,
-    WALKS,
-    Pieces,
-    cut,
-    cut_documents,
-    multiprocessors,
-    parts_of,
-    size_of_pieces,
+from cosformer.ops.gpu.carried_state import NO_STATE, State
+from cosformer.ops.gpu.launch_plan import LaunchPlan
+from cosformer.ops.gpu.partition import Splits, sm_count, split_documents, split_rows, state_subdivision
+from cosformer.ops.gpu.state_scan import launch_state_scan
+from cosformer.ops.triton.bwd_preprocess import bwd_preprocess
+from cosformer.ops.triton.chunk import chunk_attention
+from cosformer.ops.triton.chunk_denominator import chunk_denominator
+from cosformer.ops.triton.chunk_state import chunk_state
+from cosformer.ops.triton.configs import (
+    BlockConfig,
+    block_config,
+    dot_precision,
+    has_large_smem,
+    power_of_two,
 )
-from cosformer.ops.triton.states import absorb, scan
-from cosformer.ops.triton.tape import Tape
-from cosformer.ops.triton.walk import walk
-from cosformer.ops.triton.weigh import weigh
+from cosformer.ops.triton.decode import recurrent_step
+from cosformer.ops.triton.padding import with_aligned_rows
+from cosformer.ops.triton.partition import APPLY_CTAS, CHUNK_CTAS, STATE_CTAS, split_size
+from cosformer.ops.triton.state_apply import state_apply
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ROOM_FOR_ONES = 64  # features: a walk with more of them leaves the denominators to a kernel of their own
-SCANNED = 256  # numbers of a state a program of the scan takes
+MAX_FUSED_FEATURES = 64  # with more, chunk_attention leaves the denominators to chunk_denominator
 
 
 class Roles(NamedTuple):
-    """Which tensors are a, b, c, y and x of a sum (the table in rows.py)."""
+    """Which tensors are a, b, c, y and x of an output (the table in rows.py)."""
 
     a: str
     b: str
@@ -49,24 +46,24 @@ ROLES = {
     "dk": Roles("v", "g", "q", "dk", "k"),
     "dv": Roles("k", "q", "g", "dv", None),
 }
-ON_Q = ("o", "dq")  # y lies along the queries
-TURNED = ("dq", "dk")  # the state is used the other way round
+QUERY_SIDE = ("o", "dq")  # outputs with a row for each query
+TRANSPOSED = ("dq", "dk")  # outputs that use the state transposed
 
 
 class Kernels:
     def __init__(
-        self, tape: Tape, tensors: dict[str, Tensor], d: Tensor, key_mask: Tensor | None,
+        self, plan: LaunchPlan, tensors: dict[str, Tensor], den: Tensor, key_mask: Tensor | None,
         cu_seqlens: Tensor | None, positions: Tensor | None, offset: int, horizon: float, eps: float,
     ):  # fmt: skip
-        """`tensors` by the names that ROLES uses; `d` [B, H, Tq]."""
-        self.tape = tape
-        self.tensors = {n: laid_out(x) for n, x in tensors.items()}
+        """`tensors` by the names in ROLES; `den` [B, H, Tq]."""
+        self.plan = plan
+        self.tensors = {n: with_aligned_rows(x) for n, x in tensors.items()}
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
-        self.mask = None
+        self.key_mask = None
         if key_mask is not None:
-            self.mask = key_mask.contiguous().view(torch.uint8)
-        self.mask_stride = 0 if self.mask is None else self.mask.stride(0)
-        self.cu, self.positions = cu_seqlens, positions
+            self.key_mask = key_mask.contiguous().view(torch.uint8)
+        self.mask_stride = 0 if self.key_mask is None else self.key_mask.stride(0)
+        self.cu_seqlens, self.positions = cu_seqlens, positions
         self.device, self.heads, self.key_heads = q.device, q.shape[2], k.shape[2]
         self.dims = (k.shape[3], v.shape[3])
         self.rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -74,215 +71,220 @@ class Kernels:
         self.origin_k = max(0, -offset) if positions is None else 0
         self.origin_q = self.origin_k + offset
         self.horizon, self.eps = float(horizon), eps
-        self.d = d
-        self.r: Tensor = d
-        self.e: Tensor = d
+        self.den = den
+        self.inv_den: Tensor = den
+        self.delta: Tensor = den
         if "g" in tensors:
-            self.r, self.e = tape.empty(tuple(d.shape)), tape.empty(tuple(d.shape))
-        self.arithmetic, self.roomy = arithmetic(q.dtype, INTERPRETED), is_roomy(q.device)
+            self.inv_den, self.delta = plan.empty(tuple(den.shape)), plan.empty(tuple(den.shape))
+        self.dot_precision, self.large_smem = dot_precision(q.dtype, INTERPRETED), has_large_smem(q.device)
         self.common: dict[str, Any] = {
-            "D": self.dims[0], "DV": self.dims[1], "PACKED": cu_seqlens is not None,
-            "MASKED": key_mask is not None, "CARRIED": positions is not None,
-            "DOT": self.arithmetic.dot, "PRECISION": self.arithmetic.precision,
+            "D": self.dims[0], "DV": self.dims[1], "IS_VARLEN": cu_seqlens is not None,
+            "HAS_MASK": key_mask is not None, "HAS_POSITIONS": positions is not None,
+            "DOT": self.dot_precision.dtype, "PRECISION": self.dot_precision.precision,
         }  # fmt: skip
 
     def new_state(self) -> State:
+        """One for each row and key head, S and z in two tensors."""
         shape = (self.rows, self.key_heads, 2, *self.dims)
-        s, z = (self.tape.empty(n) for n in (shape, shape[:-1]))
+        s, z = (self.plan.empty(n) for n in (shape, shape[:-1]))
         return State(s, z, s.stride(1), z.stride(1))
 
-    def new_states(self, count: int) -> Tensor:
+    def new_split_states(self, count: int) -> Tensor:
+        """One for each split and key head, S followed by z."""
         d, dv = self.dims
-        return self.tape.empty((count, self.key_heads, 2 * d * (dv + 1)))
+        return self.plan.empty((count, self.key_heads, 2 * d * (dv + 1)))
 
-    def pieces(
-        self, t: slice, programs: int | None = None, wanted: int = WALKS, every: bool = True
-    ) -> Pieces:
-        """`programs`: how many work on a piece; as many as there are heads if not said."""
-        rows, length = self.rows if self.cu is None else 1, t.stop - t.start
-        size = size_of_pieces(rows, length, programs or self.heads, wanted, self.device)
-        return cut(rows, length, size) if self.cu is None else cut_documents(self.cu, length, size, every)
+    def splits(
+        self, t: slice, ctas_per_split: int | None = None, ctas_per_sm: int = CHUNK_CTAS,
+        every_state: bool = True,
+    ) -> Splits:  # fmt: skip
+        """`ctas_per_split`: as many as there are query heads if None."""
+        rows, length = self.rows if self.cu_seqlens is None else 1, t.stop - t.start
+        size = split_size(rows, length, ctas_per_split or self.heads, ctas_per_sm, self.device)
+        if self.cu_seqlens is None:
+            return split_rows(rows, length, size)
+        return split_documents(self.cu_seqlens, length, size, every_state)
 
-    def total(self, what: str, t: slice, came: State | None) -> State | None:
-        """The state after these rows, in whatever order they are taken."""
+    def sum_states(self, output: str, t: slice, initial_state: State | None) -> State | None:
+        """The state after the tokens `t`, for "o" or "dv"."""
         if t.stop <= t.start:
-            return came
-        pieces = self.pieces(t, self.key_heads)
-        many = what == "o" and self.key_heads * pieces.count >= ROWS * multiprocessors(self.device)
-        blocks = self._blocks("absorb", "many" if many else what, self.dims[0])
-        states = self._absorb(what, t, pieces, blocks)
-        if pieces.single and came is None:
-            return self.within(states)
-        after = self.new_state()
-        self._scan(states, pieces, came, after)
-        return after
+            return initial_state
+        splits = self.splits(t, self.key_heads)
+        many = output == "o" and self.key_heads * splits.count >= APPLY_CTAS * sm_count(self.device)
+        config = self._config("chunk_state", "many states" if many else output, self.dims[0])
+        states = self._chunk_state(output, t, splits, config)
+        if splits.one_per_row and initial_state is None:
+            return self.from_packed(states)
+        final_state = self.new_state()
+        launch_state_scan(self.plan, states, splits, initial_state, final_state, self.rows, self.dims)
+        return final_state
 
-    def starts(
-        self, what: str, t: slice, came: State | None, pieces: Pieces, total: bool
+    def split_states(
+        self, output: str, t: slice, initial_state: State | None, splits: Splits, need_final: bool
     ) -> tuple[State, State | None]:
-        """What each piece of a walk starts from and, if asked, what is there after the last."""
-        unused = "none" if total else "first" if what == "dv" else "last"
-        parts = parts_of(pieces, self.key_heads, SUMS * multiprocessors(self.device))
-        small = pieces.divided(parts)
-        states = self._absorb(
-            what, t, small, self._blocks("absorb", what, self.dims[0]), unused, 0 if total else parts
+        """The state each split starts from and, if needed, the state after the last."""
+        unused = "none" if need_final else "first" if output == "dv" else "last"
+        factor = state_subdivision(splits, self.key_heads, STATE_CTAS * sm_count(self.device))
+        smaller = splits.subdivided(factor)
+        config = self._config("chunk_state", output, self.dims[0])
+        states = self._chunk_state(output, t, smaller, config, unused, 0 if need_final else factor)
+        prefixes = states if factor == 1 else self.new_split_states(splits.slots)
+        final_state = self.new_state() if need_final else None
+        launch_state_scan(
+            self.plan, states, smaller, initial_state, final_state, self.rows, self.dims, prefixes=prefixes,
+            reverse=output == "dv", subdivision=factor,
+        )  # fmt: skip
+        return self.from_packed(prefixes), final_state
+
+    def chunk_attention(
+        self, output: str, queries: slice, keys: slice, splits: Splits, split_state: State | None,
+        final_state: State | None,
+    ) -> None:  # fmt: skip
+        """`split_state`: what each split starts from."""
+        role, (features, columns) = ROLES[output], self._features_and_columns(output)
+        heads, of_a, of_b = (
+            (self.heads, queries, keys) if output in QUERY_SIDE else (self.key_heads, keys, queries)
         )
-        begin = states if parts == 1 else self.new_states(pieces.slots)
-        after = self.new_state() if total else None
-        self._scan(states, small, came, after, begin, what == "dv", parts)
-        return self.within(begin), after
-
-    def walk(
-        self, what: str, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
-    ) -> None:
-        role, (features, columns) = ROLES[what], self._orientation(what)
-        heads, of_a, of_b = (self.heads, queries, keys) if what in ON_Q else (self.key_heads, keys, queries)
-        a, y, x = (self._of(n, of_a) for n in (role.a, role.y, role.x))
-        b, c = self._of(role.b, of_b), self._of(role.c, of_b)
-        options = self._blocks("walk", what, features).options(features, columns)
-        fused = power_of_two(self.dims[0]) <= ROOM_FOR_ONES
-        if what == "o" and not fused:
-            self._denominators(queries, keys, pieces, start, after)
-        self.tape.launch(
-            walk, -(-columns // options["BN"]) * heads * pieces.count,
-            a, b, c, y, x, *self._vectors(queries), self._masked(keys), self.positions,
-            *(start or NOTHING)[:2], *(after or NOTHING)[:2], *pieces.tables,
-            self._origin(what in ON_Q) + of_a.start, of_a.stop - of_a.start, pieces.each, pieces.size,
-            self.horizon, self.eps, *_strides(a, b, c, y, x), *self.d.stride()[:2], self.mask_stride,
-            *(start or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=heads,
-            GROUP=self.heads // self.key_heads, WHAT=what, STARTED=start is not None,
-            STORED=after is not None, ONES=fused and what == "o", **options, **self.common,
+        a, y, x = (self._tokens(n, of_a) for n in (role.a, role.y, role.x))
+        b, c = self._tokens(role.b, of_b), self._tokens(role.c, of_b)
+        options = self._config("chunk_attention", output, features).options(features, columns)
+        fused = power_of_two(self.dims[0]) <= MAX_FUSED_FEATURES
+        if output == "o" and not fused:
+            self._chunk_denominator(queries, keys, splits, split_state, final_state)
+        h0, ht = split_state or NO_STATE, final_state or NO_STATE
+        self.plan.launch(
+            chunk_attention, -(-columns // options["BV"]) * heads * splits.count,
+            a, b, c, y, x, *self._vectors(queries), self._key_mask(keys), self.positions,
+            *h0[:2], *ht[:2], *splits.tables,
+            self._origin(output in QUERY_SIDE) + of_a.start, of_a.stop - of_a.start, splits.per_row,
+            splits.size, self.horizon, self.eps, *_strides(a, b, c, y, x), *self.den.stride()[:2],
+            self.mask_stride, *h0[2:], *ht[2:], HEADS=heads,
+            GROUP=self.heads // self.key_heads, OUTPUT=output, USE_INITIAL_STATE=split_state is not None,
+            STORE_FINAL_STATE=final_state is not None, WITH_DENOMINATOR=fused and output == "o", **options,
+            **self.common,
         )  # fmt: skip
 
-    def _denominators(
-        self, queries: slice, keys: slice, pieces: Pieces, start: State | None, after: State | None
-    ) -> None:
-        q, k, d = self._of("q", queries), self._of("k", keys), self.dims[0]
-        options = self._blocks("denominators", "o", d).options(d, d)
+    def _chunk_denominator(
+        self, queries: slice, keys: slice, splits: Splits, split_state: State | None,
+        final_state: State | None,
+    ) -> None:  # fmt: skip
+        q, k, d = self._tokens("q", queries), self._tokens("k", keys), self.dims[0]
+        options = self._config("chunk_denominator", "o", d).options(d, d)
         common = {n: x for n, x in self.common.items() if n != "DV"}
-        options = {n: x for n, x in options.items() if n != "BN"}
-        self.tape.launch(
-            denominators, self.heads * pieces.count,
-            q, k, self._vectors(queries)[0], self._masked(keys), self.positions, (start or NOTHING)[1],
-            (after or NOTHING)[1], *pieces.tables, self.origin_q + queries.start,
-            queries.stop - queries.start, pieces.each, pieces.size, self.horizon, *_strides(q, k),
-            *self.d.stride()[:2], self.mask_stride, (start or NOTHING)[3], (after or NOTHING)[3],
-            HEADS=self.heads, GROUP=self.heads // self.key_heads, STARTED=start is not None,
-            STORED=after is not None, **options, **common,
+        options = {n: x for n, x in options.items() if n != "BV"}
+        _, z0, _, z0_stride = split_state or NO_STATE
+        _, zt, _, zt_stride = final_state or NO_STATE
+        self.plan.launch(
+            chunk_denominator, self.heads * splits.count,
+            q, k, self._vectors(queries)[0], self._key_mask(keys), self.positions, z0, zt, *splits.tables,
+            self.origin_q + queries.start, queries.stop - queries.start, splits.per_row, splits.size,
+            self.horizon, *_strides(q, k), *self.den.stride()[:2], self.mask_stride, z0_stride, zt_stride,
+            HEADS=self.heads, GROUP=self.heads // self.key_heads, USE_INITIAL_STATE=split_state is not None,
+            STORE_FINAL_STATE=final_state is not None, **options, **common,
         )  # fmt: skip
 
-    def weigh(self) -> None:
-        """r and e, which the gradients need."""
+    def bwd_preprocess(self) -> None:
+        """inv_den and delta of all queries."""
         g, o = self.tensors["g"], self.tensors["out"]
         batch, length, heads, width = o.shape
         if batch * length == 0:
             return
-        rows = max(16, 2**12 // power_of_two(width))
-        self.tape.launch(
-            weigh, heads * batch * -(-length // rows),
-            g, o, self.d, self.r, self.e, length, self.eps, *_strides(g, o), *self.d.stride()[:2],
-            HEADS=heads, DV=width, ROWS=rows, BF=power_of_two(width), num_warps=4,
+        bt = max(16, 2**12 // power_of_two(width))
+        self.plan.launch(
+            bwd_preprocess, heads * batch * -(-length // bt),
+            g, o, self.den, self.inv_den, self.delta, length, self.eps, *_strides(g, o),
+            *self.den.stride()[:2], HEADS=heads, DV=width, BT=bt, BV=power_of_two(width), num_warps=4,
         )  # fmt: skip
 
-    def weighs(self) -> bool:
-        """Whether applying a state for "dq" is to compute r and e too: a program has to have all columns, or
-        several would."""
-        features, columns = self._orientation("dq")
-        return columns <= self._blocks("apply", "dq", features).columns
+    def fuses_preprocess(self) -> bool:
+        """Whether state_apply computes inv_den and delta beside "dq": only where one program has all
+        columns."""
+        features, columns = self._features_and_columns("dq")
+        return columns <= self._config("state_apply", "dq", features).bv
 
-    def apply(self, what: str, t: slice, state: State | None, weigh: bool = False) -> None:
-        """`weigh`: "dq" computes r and e too."""
+    def state_apply(self, output: str, t: slice, state: State | None, preprocess: bool = False) -> None:
+        """`preprocess`: "dq" computes inv_den and delta too."""
         if t.stop <= t.start:
             return
-        role, (features, columns) = ROLES[what], self._orientation(what)
-        heads = self.heads if what in ON_Q else self.key_heads
-        a, y, x = (self._of(n, t) for n in (role.a, role.y, role.x))
-        o = self._of("out", t) if weigh else None
-        options = self._blocks("apply", what, features).options(features, columns)
-        programs = -(-columns // options["BN"]) * heads
-        pieces = self.pieces(t, programs, ROWS)
-        self.tape.launch(
-            apply, programs * pieces.count,
-            a, o, y, x, *self._vectors(t if what in ON_Q else None), self._masked(t), self.positions,
-            *(state or NOTHING)[:2], *pieces.tables, self._origin(what in ON_Q) + t.start, t.stop - t.start,
-            pieces.each, pieces.size, self.horizon, self.eps, *_strides(a, o, y, x), *self.d.stride()[:2],
-            self.mask_stride, *(state or NOTHING)[2:], HEADS=heads, GROUP=heads // self.key_heads, WHAT=what,
-            STARTED=state is not None, **options, **self.common,
+        role, (features, columns) = ROLES[output], self._features_and_columns(output)
+        heads = self.heads if output in QUERY_SIDE else self.key_heads
+        a, y, x = (self._tokens(n, t) for n in (role.a, role.y, role.x))
+        o = self._tokens("out", t) if preprocess else None
+        options = self._config("state_apply", output, features).options(features, columns)
+        ctas_per_split = -(-columns // options["BV"]) * heads
+        splits = self.splits(t, ctas_per_split, APPLY_CTAS)
+        h0 = state or NO_STATE
+        self.plan.launch(
+            state_apply, ctas_per_split * splits.count,
+            a, o, y, x, *self._vectors(t if output in QUERY_SIDE else None), self._key_mask(t),
+            self.positions, *h0[:2], *splits.tables, self._origin(output in QUERY_SIDE) + t.start,
+            t.stop - t.start, splits.per_row, splits.size, self.horizon, self.eps, *_strides(a, o, y, x),
+            *self.den.stride()[:2], self.mask_stride, *h0[2:], HEADS=heads, GROUP=heads // self.key_heads,
+            OUTPUT=output, USE_INITIAL_STATE=state is not None, **options, **self.common,
         )  # fmt: skip
 
-    def step(self, came: State, after: State) -> None:
-        """One token a row; `after` may be `came`."""
+    def recurrent_step(self, initial_state: State, final_state: State) -> None:
+        """One token a row; both states may be the same tensors."""
         q, k, v, out = (self.tensors[n] for n in ("q", "k", "v", "out"))
         d, dv = self.dims
-        columns = min(power_of_two(dv), 2**12 // power_of_two(d))
-        self.tape.launch(
-            step, self.key_heads * self.rows,
-            q, k, v, out, self.d, self.mask, self.positions, *came[:2], *after[:2], self.origin_q,
-            self.horizon, self.eps, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0),
-            v.stride(2), self.mask_stride, *came[2:], *after[2:], HEADS=self.key_heads,
-            GROUP=self.heads // self.key_heads,
-            D=d, DV=dv, MASKED=self.mask is not None, BF=power_of_two(d), BN=columns, num_warps=4,
+        bv = min(power_of_two(dv), 2**12 // power_of_two(d))
+        self.plan.launch(
+            recurrent_step, self.key_heads * self.rows,
+            q, k, v, out, self.den, self.key_mask, self.positions, *initial_state[:2], *final_state[:2],
+            self.origin_q, self.horizon, self.eps, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
+            v.stride(0), v.stride(2), self.mask_stride, *initial_state[2:], *final_state[2:],
+            HEADS=self.key_heads, GROUP=self.heads // self.key_heads, D=d, DV=dv,
+            HAS_MASK=self.key_mask is not None, BK=power_of_two(d), BV=bv, num_warps=4,
         )  # fmt: skip
 
-    def _absorb(
-        self, what: str, t: slice, pieces: Pieces, blocks: Blocks, unused: str = "none", so_many: int = 0
-    ) -> Tensor:
-        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each piece; those of `so_many` unused ones of each row are
-        not written."""
+    def _chunk_state(
+        self, output: str, t: slice, splits: Splits, config: BlockConfig, unused: str = "none",
+        unused_splits: int = 0,
+    ) -> Tensor:  # fmt: skip
+        """[slots, Hk, 2 D (Dv + 1)]: S, then z, of each split. The states of `unused_splits` splits of each
+        row, its "first" or "last", are not written."""
         d, dv = self.dims
-        states = self.new_states(pieces.slots)
-        b, c = self._of("k" if what == "o" else "q", t), self._of("v" if what == "o" else "g", t)
-        options = blocks.options(d, dv)
-        count = pieces.count if self.cu is not None else pieces.count - so_many * self.rows
-        self.tape.launch(
-            absorb, -(-dv // options["BN"]) * self.key_heads * count,
-            b, c, *self._vectors(t)[1:], self._masked(t), self.positions, states, *pieces.tables,
-            self._origin(what == "dv") + t.start, t.stop - t.start, pieces.each, pieces.size, so_many,
-            self.horizon, *_strides(b, c), *self.d.stride()[:2], self.mask_stride, HEADS=self.key_heads,
-            GROUP=self.heads // self.key_heads if what == "dv" else 1, WHAT=what,
-            UNUSED=unused, **options, **self.common,
+        states = self.new_split_states(splits.slots)
+        b = self._tokens("k" if output == "o" else "q", t)
+        c = self._tokens("v" if output == "o" else "g", t)
+        options = config.options(d, dv)
+        count = splits.count if self.cu_seqlens is not None else splits.count - unused_splits * self.rows
+        self.plan.launch(
+            chunk_state, -(-dv // options["BV"]) * self.key_heads * count,
+            b, c, *self._vectors(t)[1:], self._key_mask(t), self.positions, states, *splits.tables,
+            self._origin(output == "dv") + t.start, t.stop - t.start, splits.per_row, splits.size,
+            unused_splits, self.horizon, *_strides(b, c), *self.den.stride()[:2], self.mask_stride,
+            HEADS=self.key_heads, GROUP=self.heads // self.key_heads if output == "dv" else 1, OUTPUT=output,
+            UNUSED_SPLITS=unused, **options, **self.common,
         )  # fmt: skip
         return states
 
-    def _scan(
-        self, states: Tensor, pieces: Pieces, came: State | None, after: State | None,
-        begin: Tensor | None = None, backwards: bool = False, parts: int = 1,
-    ) -> None:  # fmt: skip
-        self.tape.launch(
-            scan, -(-states.shape[-1] // SCANNED) * self.key_heads * self.rows,
-            states, begin, *(came or NOTHING)[:2], *(after or NOTHING)[:2], pieces.first, pieces.slot,
-            pieces.each, parts, *(came or NOTHING)[2:], *(after or NOTHING)[2:], HEADS=self.key_heads,
-            D=self.dims[0], DV=self.dims[1], PACKED=self.cu is not None, STARTED=came is not None,
-            STORED=after is not None, PREFIX=begin is not None, BACKWARDS=backwards, BLOCK=SCANNED,
-            num_warps=2,
-        )  # fmt: skip
+    def from_packed(self, states: Tensor) -> State:
+        return State.from_packed(states, self.dims[0])
 
-    def within(self, states: Tensor) -> State:
-        """S and z of one tensor that holds both."""
-        return State.within(states, self.dims[0])
+    def _config(self, kernel: str, variant: str, features: int) -> BlockConfig:
+        return block_config(kernel, variant, self.dot_precision.bytes, features, self.large_smem)
 
-    def _blocks(self, kernel: str, what: str, features: int) -> Blocks:
-        return blocks(kernel, what, self.arithmetic.bytes, features, self.roomy)
-
-    def _orientation(self, what: str) -> tuple[int, int]:
-        return (self.dims[1], self.dims[0]) if what in TURNED else self.dims
+    def _features_and_columns(self, output: str) -> tuple[int, int]:
+        return (self.dims[1], self.dims[0]) if output in TRANSPOSED else self.dims
 
     def _origin(self, of_queries: bool) -> int:
         return self.origin_q if of_queries else self.origin_k
 
-    def _of(self, name: str | None, t: slice) -> Tensor | None:
+    def _tokens(self, name: str | None, t: slice) -> Tensor | None:
         if name is None:
             return None
         x = self.tensors[name]
         return x if t == slice(0, x.shape[1]) else x[:, t]
 
     def _vectors(self, t: slice | None) -> tuple[Tensor, Tensor, Tensor]:
-        if t is None:  # of no use
-            return self.d, self.r, self.e
-        return self.d[..., t], self.r[..., t], self.e[..., t]
+        """den, inv_den and delta of these queries; None where the kernel does not read them."""
+        if t is None:
+            return self.den, self.inv_den, self.delta
+        return self.den[..., t], self.inv_den[..., t], self.delta[..., t]
 
-    def _masked(self, t: slice) -> Tensor | None:
-        return None if self.mask is None else self.mask[:, t]
+    def _key_mask(self, t: slice) -> Tensor | None:
+        return None if self.key_mask is None else self.key_mask[:, t]
 
 
 def _strides(*tensors: Tensor | None) -> list[int]:

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Backend, Forward, Gradients, Saved, Shape, Upstream, define
+from cosformer.ops.gpu.carried_state import State
 from cosformer.ops.gpu.windowed_heads import GpuBackend
 from cosformer.ops.triton import run
-from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.padding import padded, widen
-from cosformer.ops.triton.pieces import states_to_keep
+from cosformer.ops.triton.partition import states_to_keep
 
 
 class Triton:
@@ -20,14 +20,14 @@ class Triton:
     def forward(self, args: AttentionArgs) -> Forward:
         q, k, v = args.q, args.k, args.v
         with on_device(q):
-            came = State.given(args.numerator, args.denominator)
+            initial_state = State.given(args.numerator, args.denominator)
             out, d, state, kept = run.forward(
-                q, k, v, args.key_mask, args.cu_seqlens, came, args.positions, args.causal,
+                q, k, v, args.key_mask, args.cu_seqlens, initial_state, args.positions, args.causal,
                 args.query_offset, args.m, args.eps, args.return_state, args.keep,
             )  # fmt: skip
             keeps = args.keep and not args.causal
             if (args.return_state or keeps) and (
-                state is None or (came is not None and state.s is came.s)
+                state is None or (initial_state is not None and state.s is initial_state.s)
             ):  # no key: what came in goes out
                 state = _copy(state, args)
             if state is not None and keeps:

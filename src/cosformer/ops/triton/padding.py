@@ -1,9 +1,9 @@
-"""What bfloat16 kernels need of a tensor: rows that begin at multiples of 16 numbers.
+"""What bfloat16 kernels need of a tensor: rows that begin at multiples of 16 elements.
 
-Rows that do not are read two bytes at a time, and on an H200 with Triton 3.6 walks over such rows (heads of
-17 and of 40) gave wrong gradients, and once an illegal access; why is not established. Heads are padded with
-zeros, which add nothing to any sum, below 32 to a power of two, above to a multiple of 16, and what comes
-out is cut again; tensors that lie otherwise are copied.
+Other rows are loaded two bytes at a time, and on an H200 with Triton 3.6 chunk_attention over such rows
+(heads of 17 and of 40) gave wrong gradients, and once an illegal access; the cause is not known. Heads are
+padded with zeros, which add nothing to any sum: up to 32 to a power of two, above to a multiple of 16.
+Results are narrowed again. Tensors with other strides are copied.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 
 def padded(size: int, dtype: torch.dtype) -> int:
-    """The head size the kernels are given."""
+    """The head size that kernels get."""
     if dtype != torch.bfloat16:
         return size
     return max(16, 1 << (size - 1).bit_length()) if size <= 32 else -(-size // 16) * 16
@@ -28,11 +28,11 @@ def widen(x: Any, last: int, before: int | None = None) -> Any:
     return pad(x, more if before is None else [*more, 0, before - x.shape[-2]])
 
 
-def laid_out(x: Tensor) -> Tensor:
-    """x [B, T, H, D] as kernels can read it: its last dimension without gaps and, if it is bfloat16, every
-    row at a multiple of 16."""
-    fits = x.stride(-1) == 1
+def with_aligned_rows(x: Tensor) -> Tensor:
+    """x [B, T, H, D], copied unless its last dimension is contiguous and, in bfloat16, every row begins at a
+    multiple of 16 elements."""
+    aligned = x.stride(-1) == 1
     if x.dtype == torch.bfloat16:
         strides = [s for n, s in zip(x.shape[:-1], x.stride(), strict=False) if n > 1]
-        fits = fits and x.data_ptr() % 16 == 0 and all(s % 16 == 0 for s in strides)
-    return x if fits else x.clone(memory_format=torch.contiguous_format)
+        aligned = aligned and x.data_ptr() % 16 == 0 and all(s % 16 == 0 for s in strides)
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)

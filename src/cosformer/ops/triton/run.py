@@ -1,11 +1,13 @@
 """Which kernels make up a forward and a backward.
 
-Causal attention is a walk; a sequence cut into pieces first gets the states its pieces start from
-(absorb, scan). Bidirectional and cross attention sum up a state (absorb, scan) and apply it. Where
-causal queries and keys do not begin and end together, keys before the first query are absorbed,
-queries after the last key apply the state, and what lies between is walked. For the backward the state of
-bidirectional attention is kept, and those that pieces start from where a walk is all there is; others are
-computed again.
+Causal attention is one pass of chunk_attention; where rows are split, chunk_state and state_scan first
+compute the state that each split starts from. Bidirectional and cross attention sum one state (chunk_state,
+state_scan) and apply it (state_apply). Where causal queries and keys do not begin and end together, keys
+before the first query only go into the state, queries after the last key only use it, and the range in
+between is causal.
+
+For the backward a forward saves the state of bidirectional attention, and the states of splits where the
+whole call is one causal range. Other states are computed again.
 """
 
 from functools import partial
@@ -14,147 +16,148 @@ from typing import NamedTuple
 from torch import Tensor
 
 from cosformer.ops.chunked.plan import overlap
-from cosformer.ops.triton.carried import NOTHING, State
+from cosformer.ops.gpu.carried_state import NO_STATE, State
+from cosformer.ops.gpu.launch_cache import cached_call, make_replay
+from cosformer.ops.gpu.launch_plan import LaunchPlan
 from cosformer.ops.triton.kernels import Kernels
-from cosformer.ops.triton.tape import Tape, call, player
 
 
 class Span(NamedTuple):
-    """Queries and keys of a call that are worked on together."""
+    """A range of queries and the range of keys at the same positions."""
 
     q: slice
     k: slice
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
-    positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float, need_state: bool,
-    keep: bool,
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    initial_state: State | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
+    eps: float, need_state: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, State | None, Tensor | None]:  # fmt: skip
-    """o [B, Tq, H, Dv], d [B, H, Tq] before eps, the state after the last key (for bidirectional attention
-    always, for causal attention if needed), and what the pieces of a walk started from, to `keep`."""
-    inputs = (q, k, v, key_mask, cu_seqlens, *(came or NOTHING)[:2], positions)
-    return call(_forward, inputs, (causal, offset, horizon, eps, need_state, keep), again=cu_seqlens is None)
+    """o [B, Tq, H, Dv], den [B, H, Tq] before eps, the state after the last key (always for bidirectional
+    attention, for causal attention if needed), and, to `keep` for the backward, the states of splits."""
+    inputs = (q, k, v, key_mask, cu_seqlens, *(initial_state or NO_STATE)[:2], positions)
+    settings = (causal, offset, horizon, eps, need_state, keep)
+    return cached_call(_forward, inputs, settings, replayable=cu_seqlens is None)
 
 
 def _forward(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
     s: Tensor | None, z: Tensor | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
     eps: float, need_state: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, State | None, Tensor | None]:  # fmt: skip
-    came = State.given(s, z)
+    initial_state = State.given(s, z)
     batch, length, heads, _ = q.shape
-    out, d = tape.empty((batch, length, heads, v.shape[3]), q.dtype), tape.empty((batch, heads, length))
+    out, den = plan.empty((batch, length, heads, v.shape[3]), q.dtype), plan.empty((batch, heads, length))
     tensors = {"q": q, "k": k, "v": v, "out": out}
-    run = Kernels(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    run = Kernels(plan, tensors, den, key_mask, cu_seqlens, positions, offset, horizon, eps)
     if not causal:
-        state = run.total("o", slice(0, k.shape[1]), came)
-        run.apply("o", slice(0, q.shape[1]), state)
-        return out, d, state, None
+        state = run.sum_states("o", slice(0, k.shape[1]), initial_state)
+        run.state_apply("o", slice(0, q.shape[1]), state)
+        return out, den, state, None
     one_token = q.shape[1] == k.shape[1] == 1 and offset == 0 and cu_seqlens is None
-    if one_token and came is not None and need_state:
+    if one_token and initial_state is not None and need_state:
         state = run.new_state()
-        run.step(came, state)
-        return out, d, state, None
+        run.recurrent_step(initial_state, state)
+        return out, den, state, None
     early, both, late = _spans(q.shape[1], k.shape[1], offset)
-    run.apply("o", early.q, came)
-    state = run.total("o", early.k, came)
-    after = need_state or late.q.stop > late.q.start
+    run.state_apply("o", early.q, initial_state)
+    state = run.sum_states("o", early.k, initial_state)
+    need_final = need_state or late.q.stop > late.q.start
     kept = None
     if both.q.stop > both.q.start:
-        state, begin = _walk_forward(run, both, state, after)
-        if keep and begin is not None and _begin_and_end_together(q, k, offset, cu_seqlens):
-            kept = begin.s
-    run.apply("o", late.q, state)
+        state, split_states = _causal_forward(run, both, state, need_final)
+        if keep and split_states is not None and _is_one_causal_range(q, k, offset, cu_seqlens):
+            kept = split_states.s
+    run.state_apply("o", late.q, state)
     if need_state:
-        state = run.total("o", late.k, state)
-    return out, d, state, kept
+        state = run.sum_states("o", late.k, state)
+    return out, den, state, kept
 
 
-again = partial(player, _forward, (False, False))
+replay = partial(make_replay, _forward, (False, False))
 
 
 def backward(
-    grad: Tensor, grad_state: State | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, d: Tensor,
-    kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, came: State | None,
+    grad: Tensor, grad_state: State | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor,
+    kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, initial_state: State | None,
     positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
-    """dq, dk, dv, and the gradient of the state that came in. Without `kept` (the state of bidirectional
-    attention, or those that the pieces of a walk start from, S and z behind one another) they are made
-    again."""
+    """dq, dk, dv, and the gradient of the initial state. `kept`: the state of bidirectional attention, or the
+    states of splits, S followed by z; None: they are computed again."""
     inputs = (
-        grad, *(grad_state or NOTHING)[:2], q, k, v, out, d, kept, key_mask, cu_seqlens,
-        *(came or NOTHING)[:2], positions,
+        grad, *(grad_state or NO_STATE)[:2], q, k, v, out, den, kept, key_mask, cu_seqlens,
+        *(initial_state or NO_STATE)[:2], positions,
     )  # fmt: skip
-    return call(_backward, inputs, (causal, offset, horizon, eps), again=cu_seqlens is None)
+    return cached_call(_backward, inputs, (causal, offset, horizon, eps), replayable=cu_seqlens is None)
 
 
 def _backward(
-    tape: Tape, grad: Tensor, gs: Tensor | None, gz: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
-    out: Tensor, d: Tensor, kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
+    plan: LaunchPlan, grad: Tensor, gs: Tensor | None, gz: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+    out: Tensor, den: Tensor, kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
     s: Tensor | None, z: Tensor | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
-    came, grad_state = State.given(s, z), State.given(gs, gz)
-    dq, dk, dv = (tape.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
+    initial_state, grad_state = State.given(s, z), State.given(gs, gz)
+    dq, dk, dv = (plan.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
-    run = Kernels(tape, tensors, d, key_mask, cu_seqlens, positions, offset, horizon, eps)
+    run = Kernels(plan, tensors, den, key_mask, cu_seqlens, positions, offset, horizon, eps)
     if not causal:
         queries, keys = slice(0, q.shape[1]), slice(0, k.shape[1])
-        state = run.total("o", keys, came) if kept is None else run.within(kept)
-        weighs = run.weighs()
-        if not weighs:
-            run.weigh()
-        run.apply("dq", queries, state, weighs)
-        r = run.total("dv", queries, grad_state)
-        run.apply("dk", keys, r)
-        run.apply("dv", keys, r)
-        return dq, dk, dv, r
-    run.weigh()
+        state = run.sum_states("o", keys, initial_state) if kept is None else run.from_packed(kept)
+        fused = run.fuses_preprocess()
+        if not fused:
+            run.bwd_preprocess()
+        run.state_apply("dq", queries, state, fused)
+        grad_state = run.sum_states("dv", queries, grad_state)
+        run.state_apply("dk", keys, grad_state)
+        run.state_apply("dv", keys, grad_state)
+        return dq, dk, dv, grad_state
+    run.bwd_preprocess()
     early, both, late = _spans(q.shape[1], k.shape[1], offset)
-    before = run.total("o", early.k, came)
-    r = grad_state
+    before_both = run.sum_states("o", early.k, initial_state)
     if late.q.stop > late.q.start:
-        run.apply("dq", late.q, run.total("o", both.k, before))
-        r = run.total("dv", late.q, r)
-    run.apply("dk", late.k, r)
-    run.apply("dv", late.k, r)
+        run.state_apply("dq", late.q, run.sum_states("o", both.k, before_both))
+        grad_state = run.sum_states("dv", late.q, grad_state)
+    run.state_apply("dk", late.k, grad_state)
+    run.state_apply("dv", late.k, grad_state)
     if both.q.stop > both.q.start:
-        carried = came is not None or early.k.stop > early.k.start
-        begin = None if kept is None else run.within(kept)
-        r = _walk_backward(run, both, before, r, carried, begin)
-    run.apply("dk", early.k, r)
-    run.apply("dv", early.k, r)
-    run.apply("dq", early.q, came)
-    if came is not None:
-        r = run.total("dv", early.q, r)
-    return dq, dk, dv, r
+        need_grad_state = initial_state is not None or early.k.stop > early.k.start
+        split_states = None if kept is None else run.from_packed(kept)
+        grad_state = _causal_backward(run, both, before_both, grad_state, need_grad_state, split_states)
+    run.state_apply("dk", early.k, grad_state)
+    run.state_apply("dv", early.k, grad_state)
+    run.state_apply("dq", early.q, initial_state)
+    if initial_state is not None:
+        grad_state = run.sum_states("dv", early.q, grad_state)
+    return dq, dk, dv, grad_state
 
 
 def step(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State, positions: Tensor,
     horizon: float, eps: float,
 ) -> Tensor:  # fmt: skip
-    """One token a row; the state is overwritten. Gives o."""
+    """One token a row; the state is updated in place. Returns o."""
     inputs = (q, k, v, key_mask, state.s, state.z, positions)
-    (out,) = call(_step, inputs, (horizon, eps), again=True)
+    (out,) = cached_call(_step, inputs, (horizon, eps), replayable=True)
     return out
 
 
 def _step(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, s: Tensor, z: Tensor,
+    plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, s: Tensor, z: Tensor,
     positions: Tensor, horizon: float, eps: float,
 ) -> tuple[Tensor]:  # fmt: skip
     batch, length, heads, _ = q.shape
-    out, d = tape.empty((batch, length, heads, v.shape[3]), q.dtype), tape.empty((batch, heads, length))
+    out, den = plan.empty((batch, length, heads, v.shape[3]), q.dtype), plan.empty((batch, heads, length))
     state = State.of(s, z)
     tensors = {"q": q, "k": k, "v": v, "out": out}
-    Kernels(tape, tensors, d, key_mask, None, positions, 0, horizon, eps).step(state, state)
+    run = Kernels(plan, tensors, den, key_mask, None, positions, 0, horizon, eps)
+    run.recurrent_step(state, state)
     return (out,)
 
 
 def _spans(tq: int, tk: int, offset: int) -> tuple[Span, Span, Span]:
-    """What comes before there are both queries and keys, where there are both, and after."""
+    """Before the positions that have both queries and keys, these positions, and after them."""
     q0, k0, n = overlap(tq, tk, offset)
     q1, k1 = q0 + n, k0 + n
     return (
@@ -164,43 +167,44 @@ def _spans(tq: int, tk: int, offset: int) -> tuple[Span, Span, Span]:
     )
 
 
-def _begin_and_end_together(q: Tensor, k: Tensor, offset: int, cu_seqlens: Tensor | None) -> bool:
-    """Whether a walk is all there is, and the number of its pieces known."""
+def _is_one_causal_range(q: Tensor, k: Tensor, offset: int, cu_seqlens: Tensor | None) -> bool:
+    """Whether queries and keys have the same positions, and the number of splits is known."""
     return q.shape[1] == k.shape[1] and offset == 0 and cu_seqlens is None
 
 
-def _walk_forward(
-    run: Kernels, span: Span, came: State | None, need_state: bool
+def _causal_forward(
+    run: Kernels, span: Span, initial_state: State | None, need_final: bool
 ) -> tuple[State | None, State | None]:
-    """The state after the span, if needed, and those its pieces started from, if there are several."""
-    pieces = run.pieces(span.q, every=need_state or came is not None)
-    after: State | None = None
-    if pieces.single:
-        after = run.new_state() if need_state else None
-        run.walk("o", *span, pieces, came, after)
-        return after, None
-    begin, after = run.starts("o", span.k, came, pieces, total=need_state)
-    run.walk("o", *span, pieces, begin, None)
-    return after, begin
+    """The state after the span, if needed, and those its splits start from, if there are several."""
+    splits = run.splits(span.q, every_state=need_final or initial_state is not None)
+    final_state: State | None = None
+    if splits.one_per_row:
+        final_state = run.new_state() if need_final else None
+        run.chunk_attention("o", *span, splits, initial_state, final_state)
+        return final_state, None
+    split_states, final_state = run.split_states("o", span.k, initial_state, splits, need_final)
+    run.chunk_attention("o", *span, splits, split_states, None)
+    return final_state, split_states
 
 
-def _walk_backward(
-    run: Kernels, span: Span, came: State | None, back: State | None, carried: bool, begin: State | None
-) -> State | None:
-    """`back`: the gradient of the state after the span; returns the one before it, if carried. `begin`: what
-    pieces start from, where that was kept."""
-    pieces = run.pieces(span.q, every=back is not None or came is not None)
-    before: State | None = None
-    start: State | None = back
-    if pieces.single:
-        run.walk("dq", *span, pieces, came, None)
-        before = run.new_state() if carried else None
-        run.walk("dk", *span, pieces, start, before)
+def _causal_backward(
+    run: Kernels, span: Span, initial_state: State | None, grad_final: State | None, need_grad_initial: bool,
+    split_states: State | None,
+) -> State | None:  # fmt: skip
+    """`grad_final`: the gradient of the state after the span; returns that of the state before it, if needed.
+    `split_states`: what splits start from, where a forward kept that."""
+    splits = run.splits(span.q, every_state=grad_final is not None or initial_state is not None)
+    grad_initial: State | None = None
+    grad_splits: State | None = grad_final
+    if splits.one_per_row:
+        run.chunk_attention("dq", *span, splits, initial_state, None)
+        grad_initial = run.new_state() if need_grad_initial else None
+        run.chunk_attention("dk", *span, splits, grad_splits, grad_initial)
     else:
-        if begin is None:
-            begin, _ = run.starts("o", span.k, came, pieces, total=False)
-        run.walk("dq", *span, pieces, begin, None)
-        start, before = run.starts("dv", span.q, back, pieces, total=carried)
-        run.walk("dk", *span, pieces, start, None)
-    run.walk("dv", *span, pieces, start, None)
-    return before
+        if split_states is None:
+            split_states, _ = run.split_states("o", span.k, initial_state, splits, need_final=False)
+        run.chunk_attention("dq", *span, splits, split_states, None)
+        grad_splits, grad_initial = run.split_states("dv", span.q, grad_final, splits, need_grad_initial)
+        run.chunk_attention("dk", *span, splits, grad_splits, None)
+    run.chunk_attention("dv", *span, splits, grad_splits, None)
+    return grad_initial

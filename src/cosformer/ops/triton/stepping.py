@@ -4,9 +4,9 @@ their last keys and values."""
 from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
+from cosformer.ops.gpu.carried_state import State
 from cosformer.ops.gpu.windowed_heads import table_of
 from cosformer.ops.triton import run, windowed
-from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.op import on_device
 from cosformer.ops.windowed import part_of
 from cosformer.ops.windows import plain_heads

@@ -18,8 +18,13 @@ more, with zeros in the place of numbers that are not finite, and what saw one o
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import along, inner, narrow, read, visible, write
-from cosformer.ops.triton.weigh import weighed
+from cosformer.ops.triton.bwd_preprocess import inv_den_and_delta as weighed
+from cosformer.ops.triton.rows import dot_add as inner
+from cosformer.ops.triton.rows import dot_over_features as along
+from cosformer.ops.triton.rows import load_key_mask as visible
+from cosformer.ops.triton.rows import load_rows as read
+from cosformer.ops.triton.rows import store_rows as write
+from cosformer.ops.triton.rows import to_dot_dtype as narrow
 from cosformer.ops.triton.window_rows import finite, gated, reach, rectified, span, spoilt, turn, weights
 
 

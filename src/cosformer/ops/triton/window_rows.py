@@ -15,7 +15,8 @@ chosen away after every product of rows, never multiplied by zero (window_band.p
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import narrow, phases, relu
+from cosformer.ops.triton.rows import phases, relu
+from cosformer.ops.triton.rows import to_dot_dtype as narrow
 
 
 @triton.jit

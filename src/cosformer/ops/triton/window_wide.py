@@ -27,18 +27,15 @@ Packed documents: a program works on the part of each document that lies in its 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import (
-    along,
-    further,
-    inner,
-    narrow,
-    partial,
-    read,
-    relu,
-    repeated,
-    write,
-)
-from cosformer.ops.triton.weigh import weighed
+from cosformer.ops.triton.bwd_preprocess import inv_den_and_delta as weighed
+from cosformer.ops.triton.rows import dot_add as inner
+from cosformer.ops.triton.rows import dot_over_features as along
+from cosformer.ops.triton.rows import dot_over_features_add as further
+from cosformer.ops.triton.rows import load_rows as read
+from cosformer.ops.triton.rows import partial_sums as partial
+from cosformer.ops.triton.rows import relu
+from cosformer.ops.triton.rows import store_rows as write
+from cosformer.ops.triton.rows import to_dot_dtype as narrow
 from cosformer.ops.triton.window_rows import gated, rectified, turn, weights
 
 

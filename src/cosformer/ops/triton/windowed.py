@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.triton.configs import arithmetic, band, blocks, is_roomy, power_of_two
+from cosformer.ops.gpu.launch_cache import cached_call
+from cosformer.ops.gpu.launch_plan import LaunchPlan
+from cosformer.ops.gpu.partition import sm_count
+from cosformer.ops.triton.configs import band, block_config, dot_precision, has_large_smem, power_of_two
 from cosformer.ops.triton.kernels import INTERPRETED, ROLES
-from cosformer.ops.triton.padding import laid_out
-from cosformer.ops.triton.pieces import WALKS, multiprocessors
-from cosformer.ops.triton.tape import Tape, call
+from cosformer.ops.triton.padding import with_aligned_rows
+from cosformer.ops.triton.partition import CHUNK_CTAS
 from cosformer.ops.triton.window_band import band_keys, band_queries
 from cosformer.ops.triton.window_decode import window_step
 from cosformer.ops.triton.window_rows import document_bounds
@@ -63,16 +65,16 @@ def forward(
 ) -> None:  # fmt: skip
     """Writes o into out [B, Tq, H, Dv] and d before eps into den [B, H, Tq], of heads with a window."""
     inputs = (q, k, v, out, den, key_mask, cu_seqlens, table.narrow, table.wide)
-    call(_forward, inputs, (table.windows, causal, offset, eps), again=True)
+    cached_call(_forward, inputs, (table.windows, causal, offset, eps), replayable=True)
 
 
 def _forward(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, key_mask: Tensor | None,
+    plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, key_mask: Tensor | None,
     cu_seqlens: Tensor | None, narrow: Tensor | None, wide: Tensor | None, windows: tuple[int, ...],
     causal: bool, offset: int, eps: float,
 ) -> tuple[()]:  # fmt: skip
     tensors = {"q": q, "k": k, "v": v, "out": out}
-    run = _Windowed(tape, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
+    run = _Windowed(plan, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
     run.queries("o", narrow)
     run.wide("o", wide)
     return ()
@@ -85,16 +87,16 @@ def backward(
 ) -> None:  # fmt: skip
     """Writes dq, dk and dv, shaped as q, k and v, of heads with a window."""
     inputs = (grad, q, k, v, out, den, dq, dk, dv, key_mask, cu_seqlens, table.narrow, table.wide)
-    call(_backward, inputs, (table.windows, causal, offset, eps), again=True)
+    cached_call(_backward, inputs, (table.windows, causal, offset, eps), replayable=True)
 
 
 def _backward(
-    tape: Tape, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, dq: Tensor,
+    plan: LaunchPlan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, dq: Tensor,
     dk: Tensor, dv: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, narrow: Tensor | None,
     wide: Tensor | None, windows: tuple[int, ...], causal: bool, offset: int, eps: float,
 ) -> tuple[()]:  # fmt: skip
     tensors = {"g": grad, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
-    run = _Windowed(tape, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
+    run = _Windowed(plan, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
     run.queries("dq", narrow)
     run.keys(narrow)
     for what in ("dq", "dk", "dv"):
@@ -109,22 +111,22 @@ def decode(
     """One token a row, q [B, 1, H, D]: writes o into out [B, 1, H, Dv], and moves keys [B, R, D] and values
     [B, R, Dv] up by one place, in place. `key_mask` [B, 1]: a masked token is a key of zeros."""
     inputs = (q, k, v, out, keys, values, key_mask, table.every)
-    call(_decode, inputs, (table.windows, eps), again=True)
+    cached_call(_decode, inputs, (table.windows, eps), replayable=True)
 
 
 def _decode(
-    tape: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor,
+    plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor,
     key_mask: Tensor | None, every: Tensor | None, windows: tuple[int, ...], eps: float,
 ) -> tuple[()]:  # fmt: skip
     batch, _, heads, d = q.shape
     dv, group = v.shape[3], heads // k.shape[2]
     if every is None or batch == 0:
         return ()
-    q, k, v = laid_out(q), laid_out(k), laid_out(v)
+    q, k, v = with_aligned_rows(q), with_aligned_rows(k), with_aligned_rows(v)
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     wide_d, wide_v = power_of_two(d), power_of_two(dv)
     rows = max(16, 2**12 // max(wide_d, wide_v))
-    tape.launch(
+    plan.launch(
         window_step, batch * every.shape[0],
         q, k, v, out, keys, values, mask, every, every.shape[0], eps, q.stride(0), q.stride(2), k.stride(0),
         k.stride(2), v.stride(0), v.stride(2), out.stride(0), out.stride(2), keys.stride(0), values.stride(0),
@@ -139,12 +141,12 @@ class _Windowed:
     """The kernels of one call as methods: their tensors, strides and block sizes put in place."""
 
     def __init__(
-        self, tape: Tape, tensors: dict[str, Tensor], den: Tensor, key_mask: Tensor | None,
+        self, plan: LaunchPlan, tensors: dict[str, Tensor], den: Tensor, key_mask: Tensor | None,
         cu_seqlens: Tensor | None, windows: tuple[int, ...], causal: bool, offset: int, eps: float,
     ):  # fmt: skip
-        self.tape, self.den, self.windows = tape, den, windows
+        self.plan, self.den, self.windows = plan, den, windows
         written = ("dq", "dk", "dv") if "g" in tensors else ("out",)
-        self.tensors = {n: x if n in written else laid_out(x) for n, x in tensors.items()}
+        self.tensors = {n: x if n in written else with_aligned_rows(x) for n, x in tensors.items()}
         q, k, v = (tensors[n] for n in "qkv")
         self.batch, self.tq, heads, _ = q.shape
         self.tk, self.group = k.shape[1], heads // k.shape[2]
@@ -154,20 +156,20 @@ class _Windowed:
         self.bounds = None if cu_seqlens is None else self._bounds(cu_seqlens)
         self.inverse, self.e = den, den
         if "g" in tensors:
-            self.inverse, self.e = tape.empty(tuple(den.shape)), tape.empty(tuple(den.shape))
-        self.arithmetic, self.roomy = arithmetic(q.dtype, INTERPRETED), is_roomy(q.device)
+            self.inverse, self.e = plan.empty(tuple(den.shape)), plan.empty(tuple(den.shape))
+        self.dot_precision, self.large_smem = dot_precision(q.dtype, INTERPRETED), has_large_smem(q.device)
         self.common: dict[str, Any] = {
             "GROUP": self.group, "D": self.dims[0], "DV": self.dims[1], "CAUSAL": causal,
-            "PACKED": cu_seqlens is not None, "MASKED": key_mask is not None, "DOT": self.arithmetic.dot,
-            "PRECISION": self.arithmetic.precision,
+            "PACKED": cu_seqlens is not None, "MASKED": key_mask is not None, "DOT": self.dot_precision.dtype,
+            "PRECISION": self.dot_precision.precision,
         }  # fmt: skip
 
     def _bounds(self, cu: Tensor) -> Tensor:
         """[2, T]: where the document of each token begins and ends."""
-        bounds = self.tape.empty((2, self.tq), torch.int32)
+        bounds = self.plan.empty((2, self.tq), torch.int32)
         documents = cu.shape[0] - 1
         if self.tq:
-            self.tape.launch(
+            self.plan.launch(
                 document_bounds, -(-self.tq // BISECTED), cu, bounds, documents, self.tq,
                 documents.bit_length(), ROWS=BISECTED, num_warps=4,
             )  # fmt: skip
@@ -180,9 +182,11 @@ class _Windowed:
         role = ROLES[what]
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
-        options = band("queries", self.arithmetic.bytes, max(self.dims), self.roomy).options(*self.dims)
+        options = band("queries", self.dot_precision.bytes, max(self.dims), self.large_smem).options(
+            *self.dims
+        )
         heads = table.shape[0]
-        self.tape.launch(
+        self.plan.launch(
             band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
             a, b, x, y, gate, out, self.den, self.inverse, self.e, self.mask, self.bounds, table, heads,
             self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
@@ -194,9 +198,9 @@ class _Windowed:
         if table is None or self.batch * self.tk == 0:
             return
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
-        options = band("keys", self.arithmetic.bytes, max(self.dims), self.roomy).options(*self.dims)
+        options = band("keys", self.dot_precision.bytes, max(self.dims), self.large_smem).options(*self.dims)
         heads = table.shape[0]
-        self.tape.launch(
+        self.plan.launch(
             band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
             *tensors, self.inverse, self.e, self.mask, self.bounds, table, heads, self.tk, self.tq,
             -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
@@ -212,13 +216,18 @@ class _Windowed:
         gate = None if role.x is None else self.tensors[role.x]
         out = self.tensors["out"] if what == "dq" else None
         features, columns = self.dims if what in ("o", "dv") else self.dims[::-1]
-        options = blocks("wide", what, self.arithmetic.bytes, features, self.roomy).options(features, columns)
+        config = block_config("wide", what, self.dot_precision.bytes, features, self.large_smem)
+        options = {
+            "CHUNK": config.bt, "BF": power_of_two(features), "BN": min(config.bv, power_of_two(columns)),
+            "PARTS": min(config.bt, 4 * config.warps), "num_warps": config.warps,
+            "num_stages": config.stages,
+        }  # fmt: skip
         heads = table.shape[0]
         programs = heads * (self.group if on_q else 1) * -(-columns // options["BN"]) * self.batch
         segment = self._segment(length, programs)
-        partial = self.tape.empty((programs // -(-columns // options["BN"]), length, columns))
-        total = self.tape.empty((programs, length)) if what == "o" else None
-        self.tape.launch(
+        partial = self.plan.empty((programs // -(-columns // options["BN"]), length, columns))
+        total = self.plan.empty((programs, length)) if what == "o" else None
+        self.plan.launch(
             wide, programs * -(-length // segment),
             a, b, x, y, gate, out, self.den, self.inverse, self.e, partial, total, self.mask, self.bounds,
             table, heads, length, others, self.offset if on_q else -self.offset, segment, self.eps,
@@ -230,7 +239,7 @@ class _Windowed:
         smallest wide window allows, or shorter to fill the GPU, but no shorter than a quarter of that, where
         most of the work would be to sum up what lies before the segment."""
         longest = min(w for w in self.windows if w > WIDEST_BAND)
-        wanted = WALKS * multiprocessors(self.tensors["q"].device)
+        wanted = CHUNK_CTAS * sm_count(self.tensors["q"].device)
         n = min(wanted // max(1, programs), 4 * length // longest)
         size = -(-length // max(1, n))
         return max(WIDE_STEP, min(longest, -(-size // WIDE_STEP) * WIDE_STEP))

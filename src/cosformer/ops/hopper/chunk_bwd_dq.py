@@ -1,0 +1,291 @@
+"""The gradient of q in causal attention: as chunk_fwd.py, with other roles.
+
+    dq'_i / inv_den_i = sum_{j <= i} cos(theta_i - theta_j) (g_i . v_j + delta_i) k'_j
+
+The factors 1/d and delta stay off the large tiles: g and v go from TMA straight into matrix products, only k
+passes through registers. For each chunk, with S and z as in the forward:
+
+    delta = -(g . o), inv_den = 1 / max(d, eps); both are stored for chunk_bwd_dkv.py
+    A = g v^T + delta below the diagonal, while S += phi(k)^T v runs
+    X = g S_cos^T + A k_cos + delta (x) z_cos; in the same registers, on top of X cos / sin, Y with the sines
+    dq = inv_den sin (X cos / sin + Y) where q > 0
+
+phi(k) is written over k. o, read first, and q, read last, have one stage each; k, v and g two where W = 64
+(102 KiB), one where W = 128 (190 KiB). d of the next chunk is loaded one chunk ahead.
+
+Bytes: q, k, v, o, g read and dq written: 6 tensors. Measured as in chunk_fwd.py: 0.205 ms (memory-bound limit
+of these tensors 0.189); W = 128, with chunk_bwd_dkv.py, 1.37 ms (0.757). Documents, as there: 0.268 ms; the
+last tile of a document adds nothing to S.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from cosformer.ops.hopper.bf16x2 import relu_phase, relu_phase_or_zero, tril, where_positive, zero_rows
+from cosformer.ops.hopper.partial_sums import (
+    PARTIALS,
+    alloc_partials,
+    load_z_columns,
+    partials_layout,
+    row_selector,
+)
+from cosformer.ops.hopper.tile_access import locate_split_tiles, tile_at
+from cosformer.ops.hopper.tiles import (
+    CHUNK,
+    alloc_barriers,
+    alloc_smem,
+    alloc_tiles,
+    as_matrix,
+    coalesced,
+    column_slice,
+    dot_operand,
+    matrix_pointers,
+    mma_layout,
+    opaque_zero,
+    phases,
+    row_slice,
+    store_rows,
+    sync,
+    tma_load,
+    tma_store,
+)
+
+RUNTIME = [
+    "origin", "length", "splits_per_row", "split_size", "angle_step", "eps", "tokens", "mask_stride",
+    "h0_stride", "z0_stride",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def chunk_bwd_dq(
+    q, k, v, o, g, dq, dq_ptr, den_ptr, inv_den_ptr, delta_ptr, key_mask_ptr, positions_ptr, h0, z0,
+    cu_seqlens, split_doc, doc_first_split, split_slot, tile_list, origin, length, splits_per_row, split_size,
+    angle_step, eps, tokens, mask_stride, h0_stride, z0_stride, HEADS: gl.constexpr, GROUP: gl.constexpr,
+    D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, IS_VARLEN: gl.constexpr, TILE_LIST: gl.constexpr,
+    HAS_MASK: gl.constexpr, HAS_POSITIONS: gl.constexpr, USE_INITIAL_STATE: gl.constexpr,
+    STAGES: gl.constexpr, WARPS: gl.constexpr,
+):  # fmt: skip
+    SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
+    OUT: gl.constexpr = mma_layout(CHUNK, W, WARPS)
+    STATE: gl.constexpr = mma_layout(W, W, WARPS)
+    COALESCED: gl.constexpr = coalesced(W, WARPS)
+    Z_LAYOUT: gl.constexpr = partials_layout(W, WARPS)
+    TILE_BYTES: gl.constexpr = CHUNK * W * 2
+
+    pid = gl.program_id(0)
+    head = pid % HEADS
+    key_head = head // GROUP
+    row, batch, row_start, begin, end, slot, chunks = locate_split_tiles(
+        pid // HEADS, cu_seqlens, split_doc, doc_first_split, split_slot, tile_list, length, splits_per_row,
+        split_size, IS_VARLEN, TILE_LIST,
+    )  # fmt: skip
+    if HAS_POSITIONS:
+        origin += gl.load(positions_ptr + row, mask=chunks > 0, other=0).to(gl.int32)
+    token, before, rest = tile_at(0, tile_list, row_start, begin, end, TILE_LIST)
+
+    k_tiles = alloc_tiles(STAGES, CHUNK, W)
+    v_tiles = alloc_tiles(STAGES, CHUNK, W)
+    g_tiles = alloc_tiles(STAGES, CHUNK, W)
+    q_tiles = alloc_tiles(1, CHUNK, W)
+    o_tiles = alloc_tiles(1, CHUNK, W)
+    out_tiles = alloc_tiles(1, CHUNK, W)
+    k_sin_smem = alloc_smem(CHUNK, W)
+    s_cos_smem = alloc_smem(W, W)
+    s_sin_smem = alloc_smem(W, W)
+    z_cos_smem = alloc_partials(W)
+    z_sin_smem = alloc_partials(W)
+    selector_smem = row_selector(WARPS)
+    bars = alloc_barriers(STAGES)
+    bar_q = alloc_barriers(1)
+    bar_o = alloc_barriers(1)
+    if chunks > 0:
+        mbarrier.expect(bar_o.index(0), TILE_BYTES)
+        tma_load(o, o_tiles.index(0), bar_o.index(0), batch, token, head)
+        mbarrier.expect(bar_q.index(0), TILE_BYTES)
+        tma_load(q, q_tiles.index(0), bar_q.index(0), batch, token, head)
+    for i in gl.static_range(STAGES):
+        if i < chunks:
+            at, _, _ = tile_at(i, tile_list, row_start, begin, end, TILE_LIST)
+            mbarrier.expect(bars.index(i), 3 * TILE_BYTES)
+            tma_load(k, k_tiles.index(i), bars.index(i), batch, at, key_head)
+            tma_load(v, v_tiles.index(i), bars.index(i), batch, at, key_head)
+            tma_load(g, g_tiles.index(i), bars.index(i), batch, at, head)
+
+    z_cos = gl.zeros([W, PARTIALS], gl.float32, Z_LAYOUT)
+    z_sin = z_cos
+    if USE_INITIAL_STATE:
+        if TILE_LIST:
+            slot = gl.where((chunks > 0) & (before > 0), slot, -1)
+        index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
+        at, in_state = matrix_pointers(h0 + index * h0_stride, D, DV, W, STATE)
+        in_state = in_state & (slot >= 0)
+        s_cos = gl.load(at, mask=in_state, other=0.0)
+        s_sin = gl.load(at + D * DV, mask=in_state, other=0.0)
+        if slot >= 0:
+            z_cos = load_z_columns(z0 + index * z0_stride, D, W, WARPS)
+            z_sin = load_z_columns(z0 + index * z0_stride + D, D, W, WARPS)
+    else:
+        s_cos = gl.zeros([W, W], gl.float32, STATE)
+        s_sin = gl.zeros([W, W], gl.float32, STATE)
+
+    g_rows = gl.arange(0, CHUNK, layout=row_slice(dot_operand(SCORES)))
+    k_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
+    y_rows = gl.arange(0, CHUNK, layout=row_slice(OUT))
+    i = gl.arange(0, CHUNK, layout=row_slice(SCORES))
+    j = gl.arange(0, CHUNK, layout=column_slice(SCORES))
+    mask_shift = 16 * (i[:, None] - j[None, :] + 1)
+    zero_scores = gl.zeros([CHUNK, CHUNK], gl.float32, SCORES)
+    zero_out = gl.zeros([CHUNK, W], gl.float32, OUT)
+    vec_offset = (batch * HEADS + head).to(gl.int64) * tokens
+    den = gl.load(
+        den_ptr + vec_offset + token + g_rows, mask=g_rows < gl.where(chunks > 0, rest, 0), other=1.0
+    )
+    for t in range(chunks):
+        stage = t % STAGES
+        token_next, before_next, rest_next = tile_at(
+            gl.minimum(t + 1, chunks - 1), tile_list, row_start, begin, end, TILE_LIST
+        )
+        token_ahead, _, _ = tile_at(
+            gl.minimum(t + STAGES, chunks - 1), tile_list, row_start, begin, end, TILE_LIST
+        )
+        if not TILE_LIST:
+            token, before, rest = tile_at(t, tile_list, row_start, begin, end, TILE_LIST)
+            has_prev: gl.constexpr = True
+            continues: gl.constexpr = True
+        else:
+            has_prev = before > 0
+            continues = rest > CHUNK
+        zero = opaque_zero(t)
+        k_cos = as_matrix(k_tiles.index(stage))
+        k_sin = k_sin_smem.index(zero)
+        s_cos_tile = s_cos_smem.index(zero)
+        s_sin_tile = s_sin_smem.index(zero)
+        z_cos_tile = z_cos_smem.index(zero)
+        z_sin_tile = z_sin_smem.index(zero)
+        if has_prev:
+            s_cos_tile.store(s_cos.to(gl.bfloat16))
+            s_sin_tile.store(s_sin.to(gl.bfloat16))
+            z_cos_tile.store(z_cos.to(gl.bfloat16))
+            z_sin_tile.store(z_sin.to(gl.bfloat16))
+        cos, sin = phases(origin + before + k_rows, angle_step)
+        keep = k_rows < rest
+        if HAS_MASK:
+            keep = (
+                gl.load(key_mask_ptr + batch.to(gl.int64) * mask_stride + before + k_rows, mask=keep, other=0)
+                != 0
+            )
+        if HAS_MASK or IS_VARLEN:
+            cos = gl.where(keep, cos, 0.0)
+            sin = gl.where(keep, sin, 0.0)
+        mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
+        mbarrier.wait(bar_o.index(0), t & 1)
+        tile_g = as_matrix(g_tiles.index(stage))
+        tile_v = as_matrix(v_tiles.index(stage))
+        grad = tile_g.load(dot_operand(SCORES)).to(gl.float32)
+        has_grad = gl.sum(gl.abs(grad), axis=1) != 0.0
+        delta = -gl.sum(grad * as_matrix(o_tiles.index(0)).load(dot_operand(SCORES)).to(gl.float32), axis=1)
+        delta = gl.where(has_grad & (den >= eps), delta, 0.0)
+        clamped_den = gl.where(den < eps, eps, den)
+        inv_den = gl.where(has_grad, 1.0 / clamped_den, 0.0)
+        x = k_cos.load(COALESCED)
+        if HAS_MASK or IS_VARLEN:
+            k_cos.store(relu_phase_or_zero(x, cos))
+            k_sin.store(relu_phase_or_zero(x, sin))
+            if HAS_MASK or rest < CHUNK:
+                zero_rows(tile_v, keep, COALESCED)
+        else:
+            k_cos.store(relu_phase(x, cos))
+            k_sin.store(relu_phase(x, sin))
+        fence_async_shared()
+        a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
+        if not TILE_LIST:
+            selector = selector_smem.index(zero)
+            s_cos_next = warpgroup_mma(k_cos.permute((1, 0)), tile_v, s_cos, is_async=True)
+            z_cos_next = warpgroup_mma(k_cos.permute((1, 0)), selector, z_cos, is_async=True)
+            s_sin_next = warpgroup_mma(k_sin.permute((1, 0)), tile_v, s_sin, is_async=True)
+            z_sin_next = warpgroup_mma(k_sin.permute((1, 0)), selector, z_sin, is_async=True)
+        if t + 1 < chunks:
+            mbarrier.expect(bar_o.index(0), TILE_BYTES)
+            tma_load(o, o_tiles.index(0), bar_o.index(0), batch, token_next, head)
+        a = warpgroup_mma_wait(num_outstanding=0 if TILE_LIST else 4, deps=[a])
+        a = tril(a + gl.convert_layout(delta, row_slice(SCORES))[:, None], mask_shift)
+        a = gl.convert_layout(a, dot_operand(OUT))
+        zero_cols = gl.zeros([CHUNK, PARTIALS], gl.float32, dot_operand(OUT))
+        delta_cols = (gl.convert_layout(delta, row_slice(dot_operand(OUT)))[:, None] + zero_cols).to(
+            gl.bfloat16
+        )
+        cos_y, sin_y = phases(origin + before + y_rows, angle_step)
+        inv_den_y = gl.convert_layout(inv_den, row_slice(OUT))
+        if TILE_LIST:
+            x = warpgroup_mma(a, k_cos, zero_out, use_acc=False, is_async=True)
+            x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            if continues:
+                # Views of their own: an address computed in a branch must not be used after it.
+                fresh_zero = opaque_zero(rest)
+                b_cos = as_matrix(k_tiles.index(stage + fresh_zero)).permute((1, 0))
+                b_sin = k_sin_smem.index(fresh_zero).permute((1, 0))
+                c = as_matrix(v_tiles.index(stage + fresh_zero))
+                selector = selector_smem.index(fresh_zero)
+                s_cos = warpgroup_mma(b_cos, c, s_cos, use_acc=has_prev, is_async=True)
+                z_cos = warpgroup_mma(b_cos, selector, z_cos, use_acc=has_prev, is_async=True)
+                s_sin = warpgroup_mma(b_sin, c, s_sin, use_acc=has_prev, is_async=True)
+                z_sin = warpgroup_mma(b_sin, selector, z_sin, use_acc=has_prev, is_async=True)
+                s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
+                    num_outstanding=0, deps=[s_cos, s_sin, z_cos, z_sin]
+                )
+            if has_prev:
+                x = warpgroup_mma(tile_g, s_cos_tile.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(delta_cols, z_cos_tile.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(a, k_sin, x, is_async=True)
+            x, a = warpgroup_mma_wait(num_outstanding=0, deps=[x, a])
+            if has_prev:
+                x = warpgroup_mma(tile_g, s_sin_tile.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma(delta_cols, z_sin_tile.permute((1, 0)), x, is_async=True)
+                x = warpgroup_mma_wait(num_outstanding=0, deps=[x])
+        else:
+            x = warpgroup_mma(tile_g, s_cos_tile.permute((1, 0)), zero_out, use_acc=False, is_async=True)
+            x = warpgroup_mma(delta_cols, z_cos_tile.permute((1, 0)), x, is_async=True)
+            x = warpgroup_mma(a, k_cos, x, is_async=True)
+            x, s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
+                num_outstanding=0, deps=[x, s_cos_next, s_sin_next, z_cos_next, z_sin_next]
+            )
+            x = x * (cos_y / sin_y)[:, None]
+            x = warpgroup_mma(tile_g, s_sin_tile.permute((1, 0)), x, is_async=True)
+            x = warpgroup_mma(delta_cols, z_sin_tile.permute((1, 0)), x, is_async=True)
+            x = warpgroup_mma(a, k_sin, x, is_async=True)
+            x, a, delta_cols = warpgroup_mma_wait(num_outstanding=0, deps=[x, a, delta_cols])
+        y = x * (sin_y * inv_den_y)[:, None]
+        mbarrier.wait(bar_q.index(0), t & 1)
+        y = where_positive(y, as_matrix(q_tiles.index(0)).load(OUT))
+        tma.store_wait(0)
+        sync()
+        as_matrix(out_tiles.index(0)).store(y)
+        fence_async_shared()
+        sync()
+        if IS_VARLEN and rest < CHUNK:
+            store_rows(dq_ptr + head * D, HEADS * D, token, rest, as_matrix(out_tiles.index(0)), D, COALESCED)
+        else:
+            tma_store(dq, out_tiles.index(0), batch, token, head)
+        if t + 1 < chunks:
+            mbarrier.expect(bar_q.index(0), TILE_BYTES)
+            tma_load(q, q_tiles.index(0), bar_q.index(0), batch, token_next, head)
+        if t + STAGES < chunks:
+            mbarrier.expect(bars.index(stage), 3 * TILE_BYTES)
+            tma_load(k, k_tiles.index(stage), bars.index(stage), batch, token_ahead, key_head)
+            tma_load(v, v_tiles.index(stage), bars.index(stage), batch, token_ahead, key_head)
+            tma_load(g, g_tiles.index(stage), bars.index(stage), batch, token_ahead, head)
+        den = gl.load(den_ptr + vec_offset + token_next + g_rows, mask=g_rows < rest_next, other=1.0)
+        gl.store(delta_ptr + vec_offset + token + g_rows, delta, mask=g_rows < rest)
+        gl.store(inv_den_ptr + vec_offset + token + g_rows, inv_den, mask=g_rows < rest)
+        if TILE_LIST:
+            token, before, rest = token_next, before_next, rest_next
+    tma.store_wait(0)
