@@ -30,25 +30,24 @@ def cleared(x):
 
 
 @triton.jit
-def count_bad(x, seen, count, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """How many numbers of x [BS, N] that are not finite each row sees, added up."""
-    bad = tl.where(finite(x), 0.0, 1.0).to(DOT)
-    return tl.dot(tl.where(seen, 1.0, 0.0).to(DOT), bad, count, input_precision=PRECISION)
+def spoil(x, seen, acc, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """acc, infinite where a row sees what is not finite: by a product that no float32 can hold."""
+    bad = tl.where(finite(x), 0.0, 16.0).to(DOT)
+    return tl.dot(tl.where(seen, 1e38, 0.0).to(DOT), bad, acc, input_precision=PRECISION)
 
 
 @triton.jit
 def meet(
-    a, B, X, MASK, e, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr, x_t: tl.constexpr,
+    acc, a, B, X, MASK, e, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr, x_t: tl.constexpr,
     F: tl.constexpr, N: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, MODE: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries and the keys [begin, end): the sums, and their denominators for "o". MODE "sum";
-    "clear": with zeros for what is not finite; "count": how much of that each row sees."""
+    """A tile of queries and the keys [begin, end): the sums, and their denominators for "o". MODE: "sum", or
+    "spoil" and then "clear" if that was not finite."""
     others = tl.arange(0, BS)
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)
-    acc = tl.zeros((BT, BN), tl.float32)
     total = tl.zeros((BT,), tl.float32)
     for n in range(tl.cdiv(tl.maximum(end - begin, 0), BS)):
         first = begin + n * BS
@@ -62,8 +61,8 @@ def meet(
         seen = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
         if MASKED:
             seen = seen & here[None, :]
-        if MODE == "count":
-            acc = count_bad(x, seen, acc, DOT, PRECISION)
+        if MODE == "spoil":
+            acc = spoil(x, seen, acc, DOT, PRECISION)
         else:
             b = read(B + first64 * b_t, b_t, others, here, features, F, F != BF)
             b = rectified(b, DOT, PRECISION) if WHAT == "o" else narrow(b, DOT, PRECISION)
@@ -77,6 +76,8 @@ def meet(
             if MODE == "clear":
                 x = cleared(x)
             acc = inner(narrow(p, DOT, PRECISION), x, acc, PRECISION)
+    if MODE == "clear":
+        acc = tl.where(finite(acc), acc, float("nan"))
     return acc, total
 
 
@@ -90,9 +91,9 @@ def band_queries(
     PACKED: tl.constexpr, MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ "o": A, B, X are q, k, v, and Y is o; the denominators are written. "dq": A, B, X are g, v, k, and Y is
-    dq; GATE is q, and r and e are made from g, OUT and the denominators, and written. TABLE [n, 3]: key head
-    and window of each of n = `heads` key heads."""
+    """ "o": A, B, X are q, k, v, and Y is o; the denominators are written. "dq": A, B, X are g, v, k, and Y
+    is dq; GATE is q, and r and e are made from g, OUT and the denominators, and written. TABLE [n, 3]: key
+    head and window of each of n = `heads` key heads."""
     F: tl.constexpr = D if WHAT == "o" else DV
     N: tl.constexpr = DV if WHAT == "o" else D
     BF: tl.constexpr = BD if WHAT == "o" else BV
@@ -135,45 +136,43 @@ def band_queries(
     X += batch * x_b + key_head * x_h
     if MASKED:
         MASK += batch * mask_stride
+    none = tl.zeros((BT, BN), tl.float32)
     acc, total = meet(
-        a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT, MASKED,
-        "sum", BT, BS, BF, BN, DOT, PRECISION,
+        none, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
+        MASKED, "sum", BT, BS, BF, BN, DOT, PRECISION,
     )  # fmt: skip
     if spoilt(acc):
-        bad, _ = meet(
-            a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
-            MASKED, "count", BT, BS, BF, BN, DOT, PRECISION,
+        acc, _ = meet(
+            none, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
+            MASKED, "spoil", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
         acc, total = meet(
-            a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
+            acc, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
             MASKED, "clear", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
-        acc = tl.where(bad > 0, float("nan"), acc)
     if WHAT == "o":
         tl.store(DENOMINATOR + vector, total, mask=inside)
         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
     else:
         acc = tl.where((r != 0.0)[:, None], acc * r[:, None], 0.0)
-        gate = read(
-            GATE + batch * gate_b + head * gate_h + first64 * gate_t, gate_t, rows, inside, columns, N, N != BN
-        )
+        GATE += batch * gate_b + head * gate_h + first64 * gate_t
+        gate = read(GATE, gate_t, rows, inside, columns, N, N != BN)
         acc = gated(acc, gate)
     write(Y + batch * y_b + head * y_h + first64 * y_t, y_t, rows, inside, columns, acc, N, N != BN)
 
 
 @triton.jit
 def meet_queries(
-    k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, origin, window, q_h, g_h, row_h,
+    dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, origin, window, q_h, g_h, row_h,
     q_t: tl.constexpr, g_t: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MODE: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys and the queries [begin, end) of all heads of its group: dk and dv. MODE as in `meet`."""
+    """A tile of keys and the queries [begin, end) of all heads of its group: dk and dv. MODE as in
+    `meet`."""
     others = tl.arange(0, BS)
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
-    dk = tl.zeros((BT, BD), tl.float32)
-    dv = tl.zeros((BT, BV), tl.float32)
     tiles = tl.cdiv(tl.maximum(end - begin, 0), BS)
     for n in range(tiles * GROUP):
         group = (n // tiles).to(tl.int64)
@@ -187,9 +186,9 @@ def meet_queries(
         q = rectified(q, DOT, PRECISION)
         g = narrow(g, DOT, PRECISION)
         seen = (i[None, :] >= low[:, None]) & (i[None, :] < high[:, None]) & (r != 0.0)[None, :]
-        if MODE == "count":
-            dk = count_bad(q, seen, dk, DOT, PRECISION)
-            dv = count_bad(g, seen, dv, DOT, PRECISION)
+        if MODE == "spoil":
+            dk = spoil(q, seen, dk, DOT, PRECISION)
+            dv = spoil(g, seen, dv, DOT, PRECISION)
         else:
             e = tl.load(E + group * row_h + i, mask=here, other=0.0)
             ci, si = turn(i - origin, window, DOT)
@@ -198,6 +197,9 @@ def meet_queries(
             dv = inner(narrow(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
             p = tl.where(seen, (along(v, tl.trans(g), PRECISION) + e[None, :]) * weight, 0.0)
             dk = inner(narrow(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
+    if MODE == "clear":
+        dk = tl.where(finite(dk), dk, float("nan"))
+        dv = tl.where(finite(dv), dv, float("nan"))
     return dk, dv
 
 
@@ -242,21 +244,21 @@ def band_keys(
     G += batch * g_b + head * GROUP * g_h
     INVERSE += batch * row_b + head * GROUP * row_h
     E += batch * row_b + head * GROUP * row_h
+    no_dk = tl.zeros((BT, BD), tl.float32)
+    no_dv = tl.zeros((BT, BV), tl.float32)
     dk, dv = meet_queries(
-        k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t, g_t,
-        GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
+        no_dk, no_dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
+        row_h, q_t, g_t, GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
     )  # fmt: skip
     if spoilt(dk) | spoilt(dv):
-        k_bad, v_bad = meet_queries(
-            k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t,
-            g_t, GROUP, D, DV, "count", BT, BS, BD, BV, DOT, PRECISION,
+        dk, dv = meet_queries(
+            no_dk, no_dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h,
+            g_h, row_h, q_t, g_t, GROUP, D, DV, "spoil", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
         dk, dv = meet_queries(
-            k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t,
-            g_t, GROUP, D, DV, "clear", BT, BS, BD, BV, DOT, PRECISION,
+            dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
+            row_h, q_t, g_t, GROUP, D, DV, "clear", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
-        dk = tl.where(k_bad > 0, float("nan"), dk)
-        dv = tl.where(v_bad > 0, float("nan"), dv)
     dk = gated(dk, gate)
     write(DK + batch * dk_b + head * dk_h + first64 * dk_t, dk_t, rows, inside, of_d, dk, D, D != BD)
     write(DV_ + batch * dv_b + head * dv_h + first64 * dv_t, dv_t, rows, inside, of_v, dv, DV, DV != BV)

@@ -1,4 +1,4 @@
-"""What the kernels of windowed heads do with a row: which rows of the other side it sees, and with what weight.
+"""What the kernels of windowed heads do with a row: which rows of the other side it sees, with what weight.
 
 A head with a window of W tokens is the sum of rows.py over the pairs that are less than W apart,
 
@@ -15,7 +15,8 @@ chosen away after every product of rows, never multiplied by zero (window_band.p
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import narrow, phases, relu
+from cosformer.ops.triton.rows import narrow, phases, read, relu
+from cosformer.ops.triton.weigh import weighed
 
 
 @triton.jit
@@ -52,6 +53,12 @@ def rectified(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
             "=r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
     return narrow(relu(x), DOT, PRECISION)
+
+
+@triton.jit
+def phased(x, phase, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """ReLU(x) times the cosines, or the sines, of its rows; rounded once. NaN stays NaN."""
+    return narrow(relu(x) * phase[:, None], DOT, PRECISION)
 
 
 @triton.jit
@@ -112,3 +119,27 @@ def document_bounds(CU, BOUNDS, documents, length, steps, ROWS: tl.constexpr):
     end = tl.load(CU + low + 1, mask=inside & (low < documents), other=0).to(tl.int32)
     tl.store(BOUNDS + token, tl.load(CU + low, mask=inside, other=0).to(tl.int32), mask=inside)
     tl.store(BOUNDS + length + token, tl.where(low < documents, end, length), mask=inside)
+
+
+@triton.jit(do_not_specialize=["heads", "length", "row_b", "row_h"])
+def weigh_heads(
+    G, O, DENOMINATOR, INVERSE, E, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
+    GROUP: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """r and e (weigh.py) of the heads in TABLE, a tile of ROWS tokens each."""
+    pid = tl.program_id(0)
+    entry = pid % (heads * GROUP)
+    tile = pid // (heads * GROUP)
+    tiles = tl.cdiv(length, ROWS)
+    batch = (tile // tiles).to(tl.int64)
+    first = (tile % tiles).to(tl.int64) * ROWS
+    head = tl.load(TABLE + 3 * (entry // GROUP)).to(tl.int64) * GROUP + entry % GROUP
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, BV)
+    inside = first + rows < length
+    g = read(G + batch * g_b + head * g_h + first * g_t, g_t, rows, inside, columns, DV, DV != BV)
+    o = read(O + batch * o_b + head * o_h + first * o_t, o_t, rows, inside, columns, DV, DV != BV)
+    vector = batch * row_b + head * row_h + first + rows
+    r, e = weighed(g, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
+    tl.store(INVERSE + vector, r, mask=inside)
+    tl.store(E + vector, e, mask=inside)

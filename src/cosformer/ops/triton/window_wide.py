@@ -1,7 +1,7 @@
 """Wide windows: whole chunks through their summed state, the two chunks at the window's edges as squares.
 
-One program takes one head, a segment of own rows no longer than the window, and BN columns of the result. With
-n = W / CHUNK, chunk i of the segment sees the chunks of the other side strictly between i + BACK and
+One program takes one head, a segment of own rows no longer than the window, and BN columns of the result.
+With n = W / CHUNK, chunk i of the segment sees the chunks of the other side strictly between i + BACK and
 i + FRONT in full, and of these two what lies less than W away:
 
     "o", "dq", causal        BACK = -n (b > a)    FRONT = 0 (b <= a)
@@ -9,13 +9,16 @@ i + FRONT in full, and of these two what lies less than W away:
     bidirectional            BACK = -n (b > a)    FRONT = n (b < a)
 
 for row a of the chunk and row b of the edge. Nothing is ever subtracted (van Herk, Gil and Werman): with m
-chunks in the segment, chunks before BACK + m are summed up from there backwards, while the program goes through
-its own rows backwards, and those from there on forwards, in a second pass. Each pass meets one edge, which then
-joins the state; the first leaves its sums in memory, fp32, for the second. What a row does not see is in no
-state it meets, and roundings end with the segment.
+chunks in the segment, chunks before BACK + m are summed up from there backwards, while the program goes
+through its own rows backwards, and those from there on forwards, in a second pass. Each pass meets one edge,
+which then joins the state; the first leaves its sums in memory, fp32, for the second. What a row does not see
+is in no state that it meets, and roundings end with the segment. At the edges themselves zero is multiplied
+with what is not seen: NaN may reach the rows of the chunk that meets its own, 63 tokens too far.
 
-    "o", "dv":   S = sum_j phi(b_j) c_j^T [2, D, BN]      y = phi(a) S + P c      P = c(i - j) (a b^T)
-    "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]     y = phi(1)^T (a S + e z) + P c    P = c(i - j) (a b^T + e)
+    "o", "dv":   S = sum_j phi(b_j) c_j^T [2, D, BN]     y = phi(a) S + P c
+                 P = c(i - j) (a b^T)
+    "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]    y = phi(1)^T (a S + e z) + P c
+                 P = c(i - j) (a b^T + e)
 
 Phases are relative to the first own row. They change their sign there, so ReLU comes before them, and what
 is rounded is the product: cos(theta_i - theta_j) is a difference of large numbers where it is small, and
@@ -27,15 +30,8 @@ Packed documents: a program works on the part of each document that lies in its 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import along, further, inner, narrow, partial, read, relu, repeated, visible, write
-from cosformer.ops.triton.weigh import weighed
-from cosformer.ops.triton.window_rows import gated, rectified, turn, weights
-
-
-@triton.jit
-def phased(x, phase, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """ReLU(x) times the cosines, or the sines, of its rows; rounded once. NaN stays NaN."""
-    return narrow(relu(x) * phase[:, None], DOT, PRECISION)
+from cosformer.ops.triton.rows import along, further, inner, narrow, partial, read, repeated, write
+from cosformer.ops.triton.window_rows import gated, phased, rectified, turn, weights
 
 
 @triton.jit
@@ -59,10 +55,27 @@ def take(
 
 
 @triton.jit
+def apply(
+    a, raw, w, phase, S, z, acc, total, WHAT: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Own rows and the state of one phase."""
+    if WHAT == "dq" or WHAT == "dk":
+        y = along(raw, narrow(S, DOT, PRECISION), PRECISION)
+        y = inner(narrow(repeated(w, PARTS), DOT, PRECISION), narrow(z, DOT, PRECISION), y, PRECISION)
+        return acc + y * phase[:, None], total
+    a = phased(a, phase, DOT, PRECISION)
+    if WHAT == "o":
+        total += tl.sum(along(a, tl.trans(narrow(z, DOT, PRECISION)), PRECISION), 1)
+    return further(a, narrow(S, DOT, PRECISION), acc, PRECISION), total
+
+
+@triton.jit
 def square(
-    a, b, x, e, r, c, s, cj, sj, seen, acc, total, WHAT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Own rows and a chunk at the edge of their window; e belongs to own rows for "dq", to others for "dk"."""
+    a, b, x, e, r, c, s, cj, sj, seen, acc, total, WHAT: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Own rows and a chunk at the edge of their window; e is of own rows for "dq", of others for "dk"."""
     if WHAT == "o" or WHAT == "dv":
         b = rectified(b, DOT, PRECISION)
         x = narrow(x, DOT, PRECISION)
@@ -116,17 +129,17 @@ def chunk_of(
     do_not_specialize=["heads", "length", "others", "shift", "segment", "row_b", "row_h", "mask_stride"]
 )
 def wide(
-    A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, PARTIAL, TOTAL, MASK, BOUNDS, TABLE, heads, length, others,
-    shift, segment, eps, a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
-    y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
+    A, B, X, Y, GATE, DENOMINATOR, INVERSE, E, PARTIAL, TOTAL, MASK, BOUNDS, TABLE, heads, length,
+    others, shift, segment, eps,
+    a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
+    y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WHAT: tl.constexpr, CAUSAL: tl.constexpr,
     PACKED: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A, B, X, Y and GATE as in kernels.py's ROLES; DENOMINATOR, INVERSE (r) and E are [B, H, Tq]. "o" writes
-    the denominators; "dq" makes r and e from g, OUT and these, and writes them for "dk" and "dv".
-    PARTIAL [B, own heads, T, N] and TOTAL [BLOCKS, B, own heads, T] are scratch memory."""
+    """A, B, X, Y and GATE as in kernels.py's ROLES; DENOMINATOR, which "o" writes, INVERSE (r) and E are
+    [B, H, Tq]. PARTIAL [B, own heads, T, N] and TOTAL [BLOCKS, B, own heads, T] are scratch memory."""
     ON_Q: tl.constexpr = (WHAT == "o") or (WHAT == "dq")
     TURNED: tl.constexpr = (WHAT == "dq") or (WHAT == "dk")
     F: tl.constexpr = DV if TURNED else D
@@ -155,7 +168,7 @@ def wide(
     chunks = window // CHUNK
     back = 0 if CAUSAL and not ON_Q else -chunks
     front = 0 if CAUSAL and ON_Q else chunks
-    # Of this program: where its rows are in PARTIAL [B, own heads, T, N], and in TOTAL [BLOCKS, B, own heads, T].
+    # Where its rows begin in PARTIAL and in TOTAL.
     mine = (batch * (heads * OWN) + entry) * length
     totals = mine + block * (tl.num_programs(0) // BLOCKS // parts) * length.to(tl.int64)
 
@@ -165,8 +178,6 @@ def wide(
     Y += batch * y_b + head * y_h
     if TURNED:
         GATE += batch * gate_b + head * gate_h
-    if WHAT == "dq":
-        OUT += batch * o_b + head * o_h
     vectors = batch * row_b + (head if ON_Q else other) * row_h
     if MASKED:
         MASK += batch * mask_stride
@@ -230,24 +241,11 @@ def wide(
                     if WHAT == "o":
                         total = tl.load(TOTAL + totals + first + rows, mask=inside & before, other=0.0)
                 if WHAT == "dq":
-                    o = read(OUT + first64 * o_t, o_t, rows, inside, features, F, F != BF)
-                    inverse, w = weighed(a, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
-                if TURNED:
-                    raw = narrow(a, DOT, PRECISION)
-                    ones = narrow(repeated(w, PARTS), DOT, PRECISION)
-                    y = along(raw, narrow(sc, DOT, PRECISION), PRECISION)
-                    acc += inner(ones, narrow(zc, DOT, PRECISION), y, PRECISION) * c[:, None]
-                    y = along(raw, narrow(ss, DOT, PRECISION), PRECISION)
-                    acc += inner(ones, narrow(zs, DOT, PRECISION), y, PRECISION) * s[:, None]
-                else:
-                    raw = rectified(a, DOT, PRECISION)
-                    ac = phased(a, c, DOT, PRECISION)
-                    acc = further(ac, narrow(sc, DOT, PRECISION), acc, PRECISION)
-                    as_ = phased(a, s, DOT, PRECISION)
-                    acc = further(as_, narrow(ss, DOT, PRECISION), acc, PRECISION)
-                    if WHAT == "o":
-                        d = along(ac, tl.trans(narrow(zc, DOT, PRECISION)), PRECISION)
-                        total += tl.sum(further(as_, tl.trans(narrow(zs, DOT, PRECISION)), d, PRECISION), 1)
+                    w = tl.load(E + vector, mask=inside, other=0.0)
+                raw = narrow(a, DOT, PRECISION) if TURNED else rectified(a, DOT, PRECISION)
+                if MEMBERS > 1:
+                    acc, total = apply(a, raw, w, c, sc, zc, acc, total, WHAT, PARTS, DOT, PRECISION)
+                    acc, total = apply(a, raw, w, s, ss, zs, acc, total, WHAT, PARTS, DOT, PRECISION)
                 for g in range(MEMBERS):
                     m = first - begin + edge * CHUNK
                     member = (m * 0 + g).to(tl.int64)
@@ -257,8 +255,6 @@ def wide(
                         WHAT, MASKED, CHUNK, BF, BN,
                     )  # fmt: skip
                     cj, sj = turn(m + rows, window, DOT)
-                    sc, zc = take(b, x, e, cj * r, sc, zc, WHAT, PARTS, DOT, PRECISION)
-                    ss, zs = take(b, x, e, sj * r, ss, zs, WHAT, PARTS, DOT, PRECISION)
                     # Row a of the chunk and row b of the edge.
                     if SECOND and CAUSAL and ON_Q:
                         seen = rows[None, :] <= rows[:, None]
@@ -268,20 +264,24 @@ def wide(
                         seen = rows[None, :] >= rows[:, None]
                     else:
                         seen = rows[None, :] > rows[:, None]
-                    if WHAT == "dq":
-                        e = w
                     acc, total = square(
-                        raw, b, x, e, r, c, s, cj, sj, seen & here[None, :], acc, total, WHAT, DOT, PRECISION
-                    )
+                        raw, b, x, w if WHAT == "dq" else e, r, c, s, cj, sj, seen & here[None, :], acc,
+                        total, WHAT, DOT, PRECISION,
+                    )  # fmt: skip
+                    # One phase after the other: fewer registers are needed at a time.
+                    if MEMBERS == 1:
+                        acc, total = apply(a, raw, w, c, sc, zc, acc, total, WHAT, PARTS, DOT, PRECISION)
+                    sc, zc = take(b, x, e, cj * r, sc, zc, WHAT, PARTS, DOT, PRECISION)
+                    if MEMBERS == 1:
+                        acc, total = apply(a, raw, w, s, ss, zs, acc, total, WHAT, PARTS, DOT, PRECISION)
+                    ss, zs = take(b, x, e, sj * r, ss, zs, WHAT, PARTS, DOT, PRECISION)
                 if SECOND:
                     if WHAT == "o":
                         if block == 0:
                             tl.store(DENOMINATOR + vector, total, mask=inside)
                         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
                     if WHAT == "dq":
-                        if block == 0:
-                            tl.store(INVERSE + vector, inverse, mask=inside)
-                            tl.store(E + vector, w, mask=inside)
+                        inverse = tl.load(INVERSE + vector, mask=inside, other=0.0)
                         acc = tl.where((inverse != 0.0)[:, None], acc * inverse[:, None], 0.0)
                     if TURNED:
                         gate = read(GATE + first64 * gate_t, gate_t, rows, own, columns, N, N % BN != 0)
