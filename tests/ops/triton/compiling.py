@@ -28,7 +28,7 @@ class Launch:
 
     def compile(self, capability: int) -> Any:
         params = self.kernel.params
-        options = {n: self.args[n] for n in ("num_warps", "num_stages") if n in self.args}
+        options = {n: self.args[n] for n in ("num_warps", "num_stages", "maxnreg") if n in self.args}
         signature, constants, attributes = {}, {}, {}
         for i, p in enumerate(params):
             x = self.args[p.name]

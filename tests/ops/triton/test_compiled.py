@@ -90,3 +90,69 @@ print("the same")
 
 def test_no_length_and_no_batch_is_among_what_is_compiled():
     assert run(LENGTHS) == ["the same"]
+
+
+WINDOWS = """
+import sys, torch
+from cosformer.ops.triton import windowed
+from tests.ops.triton.compiling import Recorder, report
+
+launches = []
+for name in ("band_queries", "band_keys", "wide", "window_step", "document_bounds", "weigh_heads"):
+    setattr(windowed, name, Recorder(getattr(windowed, name), launches))
+
+def record(dim, windows, causal, length, batch=1, packed=False, dtype=torch.bfloat16):
+    launches.clear()
+    table = windowed.window_table(windows, torch.device("meta"))
+    empty = lambda *shape, dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")
+    q, k, v, g, out, dq, dk, dv = (empty(batch, length, len(windows), dim) for _ in range(8))
+    den = empty(batch, len(windows), length, dtype=torch.float32)
+    settings = (table, None, empty(9, dtype=torch.int32) if packed else None, causal, 0, 1e-6)
+    windowed.forward(q, k, v, out, den, *settings)
+    windowed.backward(g, q, k, v, out, den, dq, dk, dv, *settings)
+    token = (x[:, :1] for x in (q, k, v, out))
+    windowed.decode(*token, *(empty(batch, table.places, dim) for _ in range(2)), table, None, 1e-6)
+    return list(launches)
+"""
+COMPILE_WINDOWS = (
+    WINDOWS
+    + """
+capability, dim = int(sys.argv[1]), int(sys.argv[2])
+windowed.has_large_smem = lambda device: capability == 90
+windows = (2, 64, 0, 512)
+for launch in [*record(dim, windows, True, 2048), *record(dim, windows, False, 2048, packed=True)]:
+    usage = report(launch.compile(capability))
+    what = launch.args.get("OUTPUT"), launch.args.get("IS_VARLEN")
+    print(launch.kernel.__name__, *what, usage["reg"], usage["stack"], usage["shared"])
+"""
+)
+
+
+@pytest.mark.parametrize(("capability", "dim"), list(itertools.product(SHARED, (64, 128))))
+def test_windows_on_every_chip(capability, dim):
+    lines = run(COMPILE_WINDOWS, capability, dim)
+    assert len(lines) == 20
+    for line in lines:
+        *_, stack, shared = line.split()
+        assert int(shared) <= SHARED[capability] * 1024, line
+        assert int(stack) <= 384, line
+
+
+WINDOW_LENGTHS = (
+    WINDOWS
+    + """
+def constants(launch):
+    given = ((p.name, launch.args[p.name]) for p in launch.kernel.params if p.is_constexpr)
+    return launch.kernel.__name__, tuple((name, str(x)) for name, x in given)
+
+for causal in (True, False):
+    calls = [((3, 64, 0, 512), 999, 1), ((1, 0, 320, 1024), 70001, 2), ((256, 512, 0, 7), 4096, 3)]
+    found = [{constants(x) for x in record(64, w, causal, n, batch=b)} for w, n, b in calls]
+    assert found[0] == found[1] == found[2], found
+print("the same")
+"""
+)
+
+
+def test_no_window_no_length_and_no_batch_is_among_what_is_compiled():
+    assert run(WINDOW_LENGTHS) == ["the same"]

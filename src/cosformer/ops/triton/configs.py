@@ -80,10 +80,10 @@ _TABLE = {
     },
     "wide": _FLOAT32
     | {
-        (2, 16): BlockConfig(64, 64, 4, 2),
-        (2, 32): BlockConfig(64, 64, 4, 2),
-        (2, 64): BlockConfig(64, 64, 4, 2),
-        (2, 128): BlockConfig(64, 64, 8, 1),
+        (2, 16): BlockConfig(64, 64, 4, 1),
+        (2, 32): BlockConfig(64, 64, 4, 1),
+        (2, 64): BlockConfig(64, 64, 4, 1),
+        (2, 128): BlockConfig(32, 64, 8, 1),
         (2, 256): BlockConfig(32, 32, 8, 1),
     },
 }
@@ -121,12 +121,14 @@ def block_config(kernel: str, variant: str, bytes_: int, features: int, large_sm
 
 @dataclass(frozen=True)
 class Band:
-    """Of a narrow window: rows of a program's own side, rows of the other side at a time, warps, stages."""
+    """Of a narrow window: a program's own rows, rows of the other side at a time, warps, stages, and the most
+    registers a thread may have (None: as the compiler likes), so that enough programs run side by side."""
 
     own: int
     others: int
     warps: int
     stages: int
+    registers: int | None = None
 
     def options(self, d: int, dv: int) -> dict[str, Any]:
         return {
@@ -136,30 +138,28 @@ class Band:
             "BV": power_of_two(dv),
             "num_warps": self.warps,
             "num_stages": self.stages,
-        }
+        } | ({} if self.registers is None else {"maxnreg": self.registers})
 
 
 # Keys: bytes of an operand, and the larger of D and Dv padded to a power of two.
 _BANDS = {
-    ("queries", 2, 64): Band(64, 64, 4, 2),
-    ("queries", 2, 128): Band(64, 64, 4, 2),
-    ("queries", 2, 256): Band(32, 32, 4, 1),
-    ("keys", 2, 64): Band(64, 64, 4, 2),
-    ("keys", 2, 128): Band(64, 32, 4, 2),
+    ("queries", 2, 64): Band(64, 32, 4, 2, 128),
+    ("queries", 2, 128): Band(64, 32, 8, 2, 128),
+    ("queries", 2, 256): Band(32, 32, 8, 1),
+    ("keys", 2, 64): Band(64, 32, 4, 2, 168),
+    ("keys", 2, 128): Band(32, 32, 4, 2),
     ("keys", 2, 256): Band(32, 32, 8, 1),
     ("queries", 4, 64): Band(16, 16, 4, 1),
     ("queries", 4, 128): Band(16, 16, 4, 1),
     ("queries", 4, 256): Band(16, 16, 8, 1),
     ("keys", 4, 64): Band(16, 16, 4, 1),
-    ("keys", 4, 128): Band(16, 16, 4, 1),
+    ("keys", 4, 128): Band(16, 16, 8, 1),
     ("keys", 4, 256): Band(16, 16, 8, 1),
 }
-_SMALL_SMEM_BANDS: dict[tuple[str, int, int], Band] = {}
 
 
-def band(kernel: str, bytes_: int, features: int, large_smem: bool) -> Band:
-    key = kernel, bytes_, max(64, power_of_two(features))
-    return _BANDS[key] if large_smem else _SMALL_SMEM_BANDS.get(key, _BANDS[key])
+def band(kernel: str, bytes_: int, features: int) -> Band:
+    return _BANDS[kernel, bytes_, max(64, power_of_two(features))]
 
 
 @cache

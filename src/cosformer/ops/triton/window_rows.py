@@ -1,4 +1,4 @@
-"""What the kernels of windowed heads do with a row: which rows of the other side it sees, and with what weight.
+"""What the kernels of windowed heads do with a row: which rows of the other side it sees, with what weight.
 
 A head with a window of W tokens is the sum of rows.py over the pairs that are less than W apart,
 
@@ -15,8 +15,8 @@ chosen away after every product of rows, never multiplied by zero (window_band.p
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import phases, relu
-from cosformer.ops.triton.rows import to_dot_dtype as narrow
+from cosformer.ops.triton.bwd_preprocess import inv_den_and_delta
+from cosformer.ops.triton.rows import load_rows, phases, relu, to_dot_dtype
 
 
 @triton.jit
@@ -52,7 +52,13 @@ def rectified(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
             }""",
             "=r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2,
         )  # fmt: skip
-    return narrow(relu(x), DOT, PRECISION)
+    return to_dot_dtype(relu(x), DOT, PRECISION)
+
+
+@triton.jit
+def phased(x, phase, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """ReLU(x) times the cosines, or the sines, of its rows; rounded once. NaN stays NaN."""
+    return to_dot_dtype(relu(x) * phase[:, None], DOT, PRECISION)
 
 
 @triton.jit
@@ -75,7 +81,7 @@ def spoilt(x):
 @triton.jit
 def reach(
     own, inside, shift, window, length, BOUNDS, OF_KEYS: tl.constexpr, CAUSAL: tl.constexpr,
-    PACKED: tl.constexpr,
+    IS_VARLEN: tl.constexpr,
 ):  # fmt: skip
     """[low, high): the others, of `length`, that each own row sees; none where it is not `inside`. OF_KEYS:
     own rows are keys. BOUNDS [2, T]: where the document of each token begins and ends."""
@@ -84,7 +90,7 @@ def reach(
     high = at + 1 if CAUSAL and not OF_KEYS else at + window
     low = tl.maximum(low, 0)
     high = tl.minimum(high, length)
-    if PACKED:
+    if IS_VARLEN:
         low = tl.maximum(low, tl.load(BOUNDS + own, mask=inside, other=0))
         high = tl.minimum(high, tl.load(BOUNDS + length + own, mask=inside, other=0))
     return low, tl.where(inside, high, 0)
@@ -113,3 +119,27 @@ def document_bounds(CU, BOUNDS, documents, length, steps, ROWS: tl.constexpr):
     end = tl.load(CU + low + 1, mask=inside & (low < documents), other=0).to(tl.int32)
     tl.store(BOUNDS + token, tl.load(CU + low, mask=inside, other=0).to(tl.int32), mask=inside)
     tl.store(BOUNDS + length + token, tl.where(low < documents, end, length), mask=inside)
+
+
+@triton.jit(do_not_specialize=["heads", "length", "row_b", "row_h"])
+def weigh_heads(
+    G, O, DENOMINATOR, INVERSE, E, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
+    GROUP: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """r and e (weigh.py) of the heads in TABLE, a tile of ROWS tokens each."""
+    pid = tl.program_id(0)
+    entry = pid % (heads * GROUP)
+    tile = pid // (heads * GROUP)
+    tiles = tl.cdiv(length, ROWS)
+    batch = (tile // tiles).to(tl.int64)
+    first = (tile % tiles).to(tl.int64) * ROWS
+    head = tl.load(TABLE + 3 * (entry // GROUP)).to(tl.int64) * GROUP + entry % GROUP
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, BV)
+    inside = first + rows < length
+    g = load_rows(G + batch * g_b + head * g_h + first * g_t, g_t, rows, inside, columns, DV, DV != BV)
+    o = load_rows(O + batch * o_b + head * o_h + first * o_t, o_t, rows, inside, columns, DV, DV != BV)
+    vector = batch * row_b + head * row_h + first + rows
+    r, e = inv_den_and_delta(g, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
+    tl.store(INVERSE + vector, r, mask=inside)
+    tl.store(E + vector, e, mask=inside)

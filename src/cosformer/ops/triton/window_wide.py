@@ -1,7 +1,7 @@
 """Wide windows: whole chunks through their summed state, the two chunks at the window's edges as squares.
 
-One program takes one head, a segment of own rows no longer than the window, and BN columns of the result. With
-n = W / CHUNK, chunk i of the segment sees the chunks of the other side strictly between i + BACK and
+One program takes one head, a segment of own rows no longer than the window, and BN columns of the result.
+With n = W / CHUNK, chunk i of the segment sees the chunks of the other side strictly between i + BACK and
 i + FRONT in full, and of these two what lies less than W away:
 
     "o", "dq", causal        BACK = -n (b > a)    FRONT = 0 (b <= a)
@@ -9,13 +9,16 @@ i + FRONT in full, and of these two what lies less than W away:
     bidirectional            BACK = -n (b > a)    FRONT = n (b < a)
 
 for row a of the chunk and row b of the edge. Nothing is ever subtracted (van Herk, Gil and Werman): with m
-chunks in the segment, chunks before BACK + m are summed up from there backwards, while the program goes through
-its own rows backwards, and those from there on forwards, in a second pass. Each pass meets one edge, which then
-joins the state; the first leaves its sums in memory, fp32, for the second. What a row does not see is in no
-state it meets, and roundings end with the segment.
+chunks in the segment, chunks before BACK + m are summed up from there backwards, while the program goes
+through its own rows backwards, and those from there on forwards, in a second pass. Each pass meets one edge,
+which then joins the state; the first leaves its sums in memory, fp32, for the second. What a row does not see
+is in no state that it meets, and roundings end with the segment. At the edges themselves zero is multiplied
+with what is not seen: NaN may reach the rows of the chunk that meets its own, 63 tokens too far.
 
-    "o", "dv":   S = sum_j phi(b_j) c_j^T [2, D, BN]      y = phi(a) S + P c      P = c(i - j) (a b^T)
-    "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]     y = phi(1)^T (a S + e z) + P c    P = c(i - j) (a b^T + e)
+    "o", "dv":   S = sum_j phi(b_j) c_j^T [2, D, BN]     y = phi(a) S + P c
+                 P = c(i - j) (a b^T)
+    "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]    y = phi(1)^T (a S + e z) + P c
+                 P = c(i - j) (a b^T + e)
 
 Phases are relative to the first own row. They change their sign there, so ReLU comes before them, and what
 is rounded is the product: cos(theta_i - theta_j) is a difference of large numbers where it is small, and
@@ -27,86 +30,95 @@ Packed documents: a program works on the part of each document that lies in its 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.bwd_preprocess import inv_den_and_delta as weighed
-from cosformer.ops.triton.rows import dot_add as inner
-from cosformer.ops.triton.rows import dot_over_features as along
-from cosformer.ops.triton.rows import dot_over_features_add as further
-from cosformer.ops.triton.rows import load_rows as read
-from cosformer.ops.triton.rows import partial_sums as partial
-from cosformer.ops.triton.rows import relu
-from cosformer.ops.triton.rows import store_rows as write
-from cosformer.ops.triton.rows import to_dot_dtype as narrow
-from cosformer.ops.triton.window_rows import gated, rectified, turn, weights
-
-
-@triton.jit
-def phased(x, phase, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """ReLU(x) times the cosines, or the sines, of its rows; rounded once. NaN stays NaN."""
-    return narrow(relu(x) * phase[:, None], DOT, PRECISION)
+from cosformer.ops.triton.rows import (
+    as_columns,
+    dot_add,
+    dot_over_features,
+    dot_over_features_add,
+    load_rows,
+    partial_sums,
+    store_rows,
+    to_dot_dtype,
+)
+from cosformer.ops.triton.window_rows import gated, phased, rectified, turn, weights
 
 
 @triton.jit
 def take(
-    b, x, e, phase, S, z, WHAT: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+    b,
+    x,
+    e,
+    phase,
+    S,
+    z,
+    OUTPUT: tl.constexpr,
+    PARTS: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """The state of one phase with a chunk of others added."""
-    if WHAT == "o" or WHAT == "dv":
+    if OUTPUT == "o" or OUTPUT == "dv":
         b = phased(b, phase, DOT, PRECISION)
-        S = inner(tl.trans(b), narrow(x, DOT, PRECISION), S, PRECISION)
-        if WHAT == "o":
-            z += partial(b.to(tl.float32), PARTS)
+        S = dot_add(tl.trans(b), to_dot_dtype(x, DOT, PRECISION), S, PRECISION)
+        if OUTPUT == "o":
+            z += partial_sums(b.to(tl.float32), PARTS)
     else:
         x = phased(x, phase, DOT, PRECISION)
-        S = inner(tl.trans(narrow(b, DOT, PRECISION)), x, S, PRECISION)
-        if WHAT == "dq":
-            z += partial(x.to(tl.float32), PARTS)
+        S = dot_add(tl.trans(to_dot_dtype(b, DOT, PRECISION)), x, S, PRECISION)
+        if OUTPUT == "dq":
+            z += partial_sums(x.to(tl.float32), PARTS)
         else:
-            z += partial(x.to(tl.float32) * e[:, None], PARTS)
+            z += partial_sums(x.to(tl.float32) * e[:, None], PARTS)
     return S, z
 
 
 @triton.jit
-def square(
-    a,
-    b,
-    x,
-    e,
-    r,
-    c,
-    s,
-    cj,
-    sj,
-    seen,
-    acc,
-    total,
-    WHAT: tl.constexpr,
-    DOT: tl.constexpr,
+def apply(
+    a, raw, w, phase, S, z, acc, total, OUTPUT: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
-):
-    """Own rows and a chunk at the edge of their window; e belongs to own rows for "dq", to others for "dk"."""
-    if WHAT == "o" or WHAT == "dv":
+):  # fmt: skip
+    """Own rows and the state of one phase."""
+    if OUTPUT == "dq" or OUTPUT == "dk":
+        y = dot_over_features(raw, to_dot_dtype(S, DOT, PRECISION), PRECISION)
+        y = dot_add(
+            to_dot_dtype(as_columns(w, PARTS), DOT, PRECISION), to_dot_dtype(z, DOT, PRECISION), y, PRECISION
+        )
+        return acc + y * phase[:, None], total
+    a = phased(a, phase, DOT, PRECISION)
+    if OUTPUT == "o":
+        total += tl.sum(dot_over_features(a, tl.trans(to_dot_dtype(z, DOT, PRECISION)), PRECISION), 1)
+    return dot_over_features_add(a, to_dot_dtype(S, DOT, PRECISION), acc, PRECISION), total
+
+
+@triton.jit
+def square(
+    a, b, x, e, r, c, s, cj, sj, seen, acc, total, OUTPUT: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Own rows and a chunk at the edge of their window; e is of own rows for "dq", of others for "dk"."""
+    if OUTPUT == "o" or OUTPUT == "dv":
         b = rectified(b, DOT, PRECISION)
-        x = narrow(x, DOT, PRECISION)
+        x = to_dot_dtype(x, DOT, PRECISION)
     else:
-        b = narrow(b, DOT, PRECISION)
+        b = to_dot_dtype(b, DOT, PRECISION)
         x = rectified(x, DOT, PRECISION)
-    p = along(a, tl.trans(b), PRECISION)
-    if WHAT == "dq":
+    p = dot_over_features(a, tl.trans(b), PRECISION)
+    if OUTPUT == "dq":
         p += e[:, None]
-    if WHAT == "dk":
+    if OUTPUT == "dk":
         p += e[None, :]
-    if WHAT == "dk" or WHAT == "dv":
+    if OUTPUT == "dk" or OUTPUT == "dv":
         cj, sj = cj * r, sj * r
     p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
-    if WHAT == "o":
+    if OUTPUT == "o":
         total += tl.sum(p, 1)
-    return inner(narrow(p, DOT, PRECISION), x, acc, PRECISION), total
+    return dot_add(to_dot_dtype(p, DOT, PRECISION), x, acc, PRECISION), total
 
 
 @triton.jit
 def chunk_of(
     B, X, INVERSE, E, MASK, first, low, high, columns, b_t: tl.constexpr, x_t: tl.constexpr,
-    F: tl.constexpr, N: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr,
+    F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr,
     BF: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """A chunk of others: which of them there are, b, c, r and e; zeros elsewhere."""
@@ -115,20 +127,20 @@ def chunk_of(
     here = (j >= low) & (j < high)
     r = tl.full((CHUNK,), 1.0, tl.float32)
     e = tl.zeros((CHUNK,), tl.float32)
-    if WHAT == "o" or WHAT == "dq":
+    if OUTPUT == "o" or OUTPUT == "dq":
         if MASKED:
             here = tl.load(MASK + j, mask=here, other=0) != 0
     else:
         r = tl.load(INVERSE + j, mask=here, other=0.0)
-        if WHAT == "dk":
+        if OUTPUT == "dk":
             e = tl.load(E + j, mask=here, other=0.0)
     first64 = first.to(tl.int64)
-    b = read(B + first64 * b_t, b_t, rows, here, tl.arange(0, BF), F, F != BF)
-    x = read(X + first64 * x_t, x_t, rows, here, columns, N, N % BN != 0)
+    b = load_rows(B + first64 * b_t, b_t, rows, here, tl.arange(0, BF), F, F != BF)
+    x = load_rows(X + first64 * x_t, x_t, rows, here, columns, N, N % BN != 0)
     # Of queries whose g is zero q may be anything.
-    if WHAT == "dv":
+    if OUTPUT == "dv":
         b = tl.where((r != 0.0)[:, None], b, 0.0)
-    if WHAT == "dk":
+    if OUTPUT == "dk":
         x = tl.where((r != 0.0)[:, None], x, 0.0)
     return here, b, x, r, e
 
@@ -137,22 +149,22 @@ def chunk_of(
     do_not_specialize=["heads", "length", "others", "shift", "segment", "row_b", "row_h", "mask_stride"]
 )
 def wide(
-    A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, PARTIAL, TOTAL, MASK, BOUNDS, TABLE, heads, length, others,
-    shift, segment, eps, a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
-    y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
+    A, B, X, Y, GATE, DENOMINATOR, INVERSE, E, PARTIAL, TOTAL, MASK, BOUNDS, TABLE, heads, length,
+    others, shift, segment, eps,
+    a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
+    y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h,
     row_b, row_h, mask_stride,
-    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WHAT: tl.constexpr, CAUSAL: tl.constexpr,
-    PACKED: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, OUTPUT: tl.constexpr, CAUSAL: tl.constexpr,
+    IS_VARLEN: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A, B, X, Y and GATE as in kernels.py's ROLES; DENOMINATOR, INVERSE (r) and E are [B, H, Tq]. "o" writes
-    the denominators; "dq" makes r and e from g, OUT and these, and writes them for "dk" and "dv".
-    PARTIAL [B, own heads, T, N] and TOTAL [BLOCKS, B, own heads, T] are scratch memory."""
-    ON_Q: tl.constexpr = (WHAT == "o") or (WHAT == "dq")
-    TURNED: tl.constexpr = (WHAT == "dq") or (WHAT == "dk")
-    F: tl.constexpr = DV if TURNED else D
-    N: tl.constexpr = D if TURNED else DV
-    BZ: tl.constexpr = BN if TURNED else BF
+    """A, B, X, Y and GATE as in kernels.py's ROLES; DENOMINATOR, which "o" writes, INVERSE (r) and E are
+    [B, H, Tq]. PARTIAL [B, own heads, T, N] and TOTAL [BLOCKS, B, own heads, T] are scratch memory."""
+    ON_Q: tl.constexpr = (OUTPUT == "o") or (OUTPUT == "dq")
+    TRANSPOSED: tl.constexpr = (OUTPUT == "dq") or (OUTPUT == "dk")
+    F: tl.constexpr = DV if TRANSPOSED else D
+    N: tl.constexpr = D if TRANSPOSED else DV
+    BZ: tl.constexpr = BN if TRANSPOSED else BF
     BLOCKS: tl.constexpr = (N + BN - 1) // BN
     MEMBERS: tl.constexpr = 1 if ON_Q else GROUP  # heads of the other side
     OWN: tl.constexpr = GROUP if ON_Q else 1  # heads of this side for each in the table
@@ -176,7 +188,7 @@ def wide(
     chunks = window // CHUNK
     back = 0 if CAUSAL and not ON_Q else -chunks
     front = 0 if CAUSAL and ON_Q else chunks
-    # Of this program: where its rows are in PARTIAL [B, own heads, T, N], and in TOTAL [BLOCKS, B, own heads, T].
+    # Where its rows begin in PARTIAL and in TOTAL.
     mine = (batch * (heads * OWN) + entry) * length
     totals = mine + block * (tl.num_programs(0) // BLOCKS // parts) * length.to(tl.int64)
 
@@ -184,10 +196,8 @@ def wide(
     B += batch * b_b + other * b_h
     X += batch * x_b + other * x_h
     Y += batch * y_b + head * y_h
-    if TURNED:
+    if TRANSPOSED:
         GATE += batch * gate_b + head * gate_h
-    if WHAT == "dq":
-        OUT += batch * o_b + head * o_h
     vectors = batch * row_b + (head if ON_Q else other) * row_h
     if MASKED:
         MASK += batch * mask_stride
@@ -196,7 +206,7 @@ def wide(
         low = 0
         high = others
         end = stop
-        if PACKED:
+        if IS_VARLEN:
             low = tl.load(BOUNDS + begin)
             high = tl.load(BOUNDS + length + begin)
             end = tl.minimum(high, stop)
@@ -223,11 +233,11 @@ def wide(
                     here, b, x, r, e = chunk_of(
                         B + member * b_h, X + member * x_h, INVERSE + vectors + member * row_h,
                         E + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F, N,
-                        WHAT, MASKED, CHUNK, BF, BN,
+                        OUTPUT, MASKED, CHUNK, BF, BN,
                     )  # fmt: skip
                     cj, sj = turn(m + rows, window, DOT)
-                    sc, zc = take(b, x, e, cj * r, sc, zc, WHAT, PARTS, DOT, PRECISION)
-                    ss, zs = take(b, x, e, sj * r, ss, zs, WHAT, PARTS, DOT, PRECISION)
+                    sc, zc = take(b, x, e, cj * r, sc, zc, OUTPUT, PARTS, DOT, PRECISION)
+                    ss, zs = take(b, x, e, sj * r, ss, zs, OUTPUT, PARTS, DOT, PRECISION)
             else:
                 steps = tl.where(before, count, 0)
                 edge = back
@@ -239,7 +249,7 @@ def wide(
                 if MASKED and not ON_Q:
                     own = tl.load(MASK + first + rows, mask=inside, other=0) != 0
                 c, s = turn(first - begin + rows, window, DOT)
-                a = read(A + first64 * a_t, a_t, rows, own, features, F, F != BF)
+                a = load_rows(A + first64 * a_t, a_t, rows, own, features, F, F != BF)
                 vector = vectors + first + rows
                 kept = PARTIAL + (mine + first + rows)[:, None] * N + columns[None, :]
                 real = inside[:, None] & (columns < N)[None, :]
@@ -248,39 +258,23 @@ def wide(
                 w = tl.full((CHUNK,), 1.0, tl.float32)
                 if SECOND:
                     acc = tl.load(kept, mask=real & before, other=0.0)
-                    if WHAT == "o":
+                    if OUTPUT == "o":
                         total = tl.load(TOTAL + totals + first + rows, mask=inside & before, other=0.0)
-                if WHAT == "dq":
-                    o = read(OUT + first64 * o_t, o_t, rows, inside, features, F, F != BF)
-                    inverse, w = weighed(a, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
-                if TURNED:
-                    raw = narrow(a, DOT, PRECISION)
-                    # Not as a product with the partial sums, 16 wide: with w from a sum along rows, Triton 3.6
-                    # compiles that wrongly.
-                    y = along(raw, narrow(sc, DOT, PRECISION), PRECISION)
-                    acc += (y + w[:, None] * tl.sum(zc, 0)[None, :]) * c[:, None]
-                    y = along(raw, narrow(ss, DOT, PRECISION), PRECISION)
-                    acc += (y + w[:, None] * tl.sum(zs, 0)[None, :]) * s[:, None]
-                else:
-                    raw = rectified(a, DOT, PRECISION)
-                    ac = phased(a, c, DOT, PRECISION)
-                    acc = further(ac, narrow(sc, DOT, PRECISION), acc, PRECISION)
-                    as_ = phased(a, s, DOT, PRECISION)
-                    acc = further(as_, narrow(ss, DOT, PRECISION), acc, PRECISION)
-                    if WHAT == "o":
-                        d = along(ac, tl.trans(narrow(zc, DOT, PRECISION)), PRECISION)
-                        total += tl.sum(further(as_, tl.trans(narrow(zs, DOT, PRECISION)), d, PRECISION), 1)
+                if OUTPUT == "dq":
+                    w = tl.load(E + vector, mask=inside, other=0.0)
+                raw = to_dot_dtype(a, DOT, PRECISION) if TRANSPOSED else rectified(a, DOT, PRECISION)
+                if MEMBERS > 1:
+                    acc, total = apply(a, raw, w, c, sc, zc, acc, total, OUTPUT, PARTS, DOT, PRECISION)
+                    acc, total = apply(a, raw, w, s, ss, zs, acc, total, OUTPUT, PARTS, DOT, PRECISION)
                 for g in range(MEMBERS):
                     m = first - begin + edge * CHUNK
                     member = (m * 0 + g).to(tl.int64)
                     here, b, x, r, e = chunk_of(
                         B + member * b_h, X + member * x_h, INVERSE + vectors + member * row_h,
                         E + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F, N,
-                        WHAT, MASKED, CHUNK, BF, BN,
+                        OUTPUT, MASKED, CHUNK, BF, BN,
                     )  # fmt: skip
                     cj, sj = turn(m + rows, window, DOT)
-                    sc, zc = take(b, x, e, cj * r, sc, zc, WHAT, PARTS, DOT, PRECISION)
-                    ss, zs = take(b, x, e, sj * r, ss, zs, WHAT, PARTS, DOT, PRECISION)
                     # Row a of the chunk and row b of the edge.
                     if SECOND and CAUSAL and ON_Q:
                         seen = rows[None, :] <= rows[:, None]
@@ -290,29 +284,33 @@ def wide(
                         seen = rows[None, :] >= rows[:, None]
                     else:
                         seen = rows[None, :] > rows[:, None]
-                    if WHAT == "dq":
-                        e = w
                     acc, total = square(
-                        raw, b, x, e, r, c, s, cj, sj, seen & here[None, :], acc, total, WHAT, DOT, PRECISION
-                    )
+                        raw, b, x, w if OUTPUT == "dq" else e, r, c, s, cj, sj, seen & here[None, :], acc,
+                        total, OUTPUT, DOT, PRECISION,
+                    )  # fmt: skip
+                    # One phase after the other: fewer registers are needed at a time.
+                    if MEMBERS == 1:
+                        acc, total = apply(a, raw, w, c, sc, zc, acc, total, OUTPUT, PARTS, DOT, PRECISION)
+                    sc, zc = take(b, x, e, cj * r, sc, zc, OUTPUT, PARTS, DOT, PRECISION)
+                    if MEMBERS == 1:
+                        acc, total = apply(a, raw, w, s, ss, zs, acc, total, OUTPUT, PARTS, DOT, PRECISION)
+                    ss, zs = take(b, x, e, sj * r, ss, zs, OUTPUT, PARTS, DOT, PRECISION)
                 if SECOND:
-                    if WHAT == "o":
+                    if OUTPUT == "o":
                         if block == 0:
                             tl.store(DENOMINATOR + vector, total, mask=inside)
                         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
-                    if WHAT == "dq":
-                        if block == 0:
-                            tl.store(INVERSE + vector, inverse, mask=inside)
-                            tl.store(E + vector, w, mask=inside)
+                    if OUTPUT == "dq":
+                        inverse = tl.load(INVERSE + vector, mask=inside, other=0.0)
                         acc = tl.where((inverse != 0.0)[:, None], acc * inverse[:, None], 0.0)
-                    if TURNED:
-                        gate = read(GATE + first64 * gate_t, gate_t, rows, own, columns, N, N % BN != 0)
+                    if TRANSPOSED:
+                        gate = load_rows(GATE + first64 * gate_t, gate_t, rows, own, columns, N, N % BN != 0)
                         acc = gated(acc, gate)
-                    if WHAT == "dv":
+                    if OUTPUT == "dv":
                         acc = tl.where(own[:, None], acc, 0.0)
-                    write(Y + first64 * y_t, y_t, rows, inside, columns, acc, N, N % BN != 0)
+                    store_rows(Y + first64 * y_t, y_t, rows, inside, columns, acc, N, N % BN != 0)
                 else:
                     tl.store(kept, acc, mask=real)
-                    if WHAT == "o":
+                    if OUTPUT == "o":
                         tl.store(TOTAL + totals + first + rows, total, mask=inside)
         begin = end

@@ -1,7 +1,7 @@
 """Attention of heads with a window: which kernels make up a forward, a backward and a step.
 
-Narrow windows are bands (window_band.py), wide ones go through states of chunks (window_wide.py). All heads of
-a kind are one launch, whatever their windows: these are data. Heads without a window are not touched.
+Narrow windows are bands (window_band.py), wide ones go through states of chunks (window_wide.py). All heads
+of a kind are one launch, whatever their windows: these are data. Heads without a window are not touched.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from cosformer.ops.triton.padding import with_aligned_rows
 from cosformer.ops.triton.partition import CHUNK_CTAS
 from cosformer.ops.triton.window_band import band_keys, band_queries
 from cosformer.ops.triton.window_decode import window_step
-from cosformer.ops.triton.window_rows import document_bounds
+from cosformer.ops.triton.window_rows import document_bounds, weigh_heads
 from cosformer.ops.triton.window_wide import wide
 
 WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through states of chunks
@@ -99,6 +99,7 @@ def _backward(
     run = _Windowed(plan, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
     run.queries("dq", narrow)
     run.keys(narrow)
+    run.weigh(wide)
     for what in ("dq", "dk", "dv"):
         run.wide(what, wide)
     return ()
@@ -160,8 +161,8 @@ class _Windowed:
         self.dot_precision, self.large_smem = dot_precision(q.dtype, INTERPRETED), has_large_smem(q.device)
         self.common: dict[str, Any] = {
             "GROUP": self.group, "D": self.dims[0], "DV": self.dims[1], "CAUSAL": causal,
-            "PACKED": cu_seqlens is not None, "MASKED": key_mask is not None, "DOT": self.dot_precision.dtype,
-            "PRECISION": self.dot_precision.precision,
+            "IS_VARLEN": cu_seqlens is not None, "MASKED": key_mask is not None,
+            "DOT": self.dot_precision.dtype, "PRECISION": self.dot_precision.precision,
         }  # fmt: skip
 
     def _bounds(self, cu: Tensor) -> Tensor:
@@ -182,15 +183,13 @@ class _Windowed:
         role = ROLES[what]
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
-        options = band("queries", self.dot_precision.bytes, max(self.dims), self.large_smem).options(
-            *self.dims
-        )
+        options = band("queries", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
         self.plan.launch(
             band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
             a, b, x, y, gate, out, self.den, self.inverse, self.e, self.mask, self.bounds, table, heads,
             self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
-            WHAT=what, **options, **self.common,
+            OUTPUT=what, **options, **self.common,
         )  # fmt: skip
 
     def keys(self, table: Tensor | None) -> None:
@@ -198,12 +197,25 @@ class _Windowed:
         if table is None or self.batch * self.tk == 0:
             return
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
-        options = band("keys", self.dot_precision.bytes, max(self.dims), self.large_smem).options(*self.dims)
+        options = band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
         self.plan.launch(
             band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
             *tensors, self.inverse, self.e, self.mask, self.bounds, table, heads, self.tk, self.tq,
             -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
+        )  # fmt: skip
+
+    def weigh(self, table: Tensor | None) -> None:
+        """r and e of wide heads; those of narrow ones come with dq."""
+        if table is None or self.batch * self.tq == 0:
+            return
+        g, o = self.tensors["g"], self.tensors["out"]
+        columns, heads = power_of_two(self.dims[1]), table.shape[0]
+        rows = max(16, 2**12 // columns)
+        self.plan.launch(
+            weigh_heads, heads * self.group * -(-self.tq // rows) * self.batch,
+            g, o, self.den, self.inverse, self.e, table, heads, self.tq, self.eps, *_strides(g, o),
+            *self._vectors()[:2], GROUP=self.group, DV=self.dims[1], ROWS=rows, BV=columns, num_warps=4,
         )  # fmt: skip
 
     def wide(self, what: str, table: Tensor | None) -> None:
@@ -214,7 +226,6 @@ class _Windowed:
         role = ROLES[what]
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate = None if role.x is None else self.tensors[role.x]
-        out = self.tensors["out"] if what == "dq" else None
         features, columns = self.dims if what in ("o", "dv") else self.dims[::-1]
         config = block_config("wide", what, self.dot_precision.bytes, features, self.large_smem)
         options = {
@@ -229,9 +240,9 @@ class _Windowed:
         total = self.plan.empty((programs, length)) if what == "o" else None
         self.plan.launch(
             wide, programs * -(-length // segment),
-            a, b, x, y, gate, out, self.den, self.inverse, self.e, partial, total, self.mask, self.bounds,
+            a, b, x, y, gate, self.den, self.inverse, self.e, partial, total, self.mask, self.bounds,
             table, heads, length, others, self.offset if on_q else -self.offset, segment, self.eps,
-            *_strides(a, b, x, y, gate, out), *self._vectors(), WHAT=what, **options, **self.common,
+            *_strides(a, b, x, y, gate), *self._vectors(), OUTPUT=what, **options, **self.common,
         )  # fmt: skip
 
     def _segment(self, length: int, programs: int) -> int:
