@@ -32,8 +32,8 @@ def test_names():
         "BackendStatus", "CosformerState", "backends", "cosformer_attention", "decode_step"
     ]  # fmt: skip
     assert sorted(cosformer.nn.__all__) == [
-        "Block", "BlockOutput", "CosformerAttention", "FeedForward", "Memory", "MultiheadAttention",
-        "build_norm", "one_vs_each_loss",
+        "Block", "BlockOutput", "ConvolvedState", "CosformerAttention", "FeedForward", "Memory",
+        "MultiheadAttention", "OutputGate", "ShortConvolution", "build_norm", "one_vs_each_loss",
     ]  # fmt: skip
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:

@@ -30,8 +30,9 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         name = type(self).__name__
         if config.causal is not None:
             raise ValueError(f"{name} has a side of each kind: causal must be left out of its configuration.")
-        if not config.traits.cross:
-            raise ValueError(f"{name} needs cross-attention, and attention {config.attention!r} has none.")
+        unable = config.lacking("cross")
+        if unable is not None:
+            raise ValueError(f"{name} needs cross-attention, and attention {unable!r} has none.")
         if not config.is_encoder_decoder:
             config = config.for_head(name, causal=False, is_encoder_decoder=True)
             config.causal = None

@@ -45,8 +45,8 @@ class CosformerModel(CosformerPreTrainedModel):
         self.position = config.build_position()
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            CosformerLayer(config, causal=bool(config.causal), cross_attention=cross_attention)
-            for _ in range(config.num_hidden_layers)
+            CosformerLayer(config, i, causal=bool(config.causal), cross_attention=cross_attention)
+            for i in range(config.num_hidden_layers)
         )
         # Pre-norm leaves its last sum bare; post-norm has a norm after each already, and one on the way in.
         self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
@@ -115,14 +115,14 @@ class CosformerModel(CosformerPreTrainedModel):
                     x,
                     source,
                     rotate=rotate,
-                    key_mask=layout.real,
+                    lengths=None if layout.real is None else layout.counts,
                     cu_seqlens=layout.cu_seqlens,
                     state=before,
                     return_state=entry is not None,
                     memory=Memory(source_mask, finished, layout.starts, layout.seen),
                 )
                 if entry is not None:
-                    # Padding behind the real tokens was counted by the attention; it has no position.
+                    # `seen` counts padding, where the attention cannot know better without a look at lengths.
                     entry.put(placed(state, after, layout.longest), memory_state, layout.columns)
                 if output_hidden_states:
                     hidden.append(layout.leave(x))
@@ -161,7 +161,7 @@ class CosformerModel(CosformerPreTrainedModel):
         """The cache to read and write, or None."""
         config = self.config
         if given is not None:
-            return checked(given, len(self.layers), config.attention)
+            return checked(given, config)
         if use_cache is None:
             use_cache = (
                 config.use_cache and bool(config.causal) and self.traits.recurrent and not self.training
