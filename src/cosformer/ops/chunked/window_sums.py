@@ -78,10 +78,12 @@ def _band_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: in
 
 def _laid_out(x: Tensor, before: int, n: int, length: int, more: int) -> Tensor:
     """Rows [n, T, F] one behind another [n * length + more, F], each from its row `before` on (zeros where
-    that is negative), with zeros behind it."""
+    that is negative), with zeros behind it. The last one may be longer by `more`."""
     skip, zeros = max(0, before), max(0, -before)
+    if n == 1:
+        length, more = length + more, 0
     x = x[:, skip : skip + length - zeros]
-    if n == 1 and zeros == 0 and x.is_contiguous() and x.shape[1] >= length + more:
+    if n == 1 and zeros == 0 and x.shape[1] == length and x.is_contiguous():
         return x[0]
     flat = x.new_zeros((n * length + more, x.shape[2]))
     flat[: n * length].view(n, length, -1)[:, zeros : zeros + x.shape[1]] = x
