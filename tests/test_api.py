@@ -50,11 +50,11 @@ def test_operator():
 def test_module():
     assert signature(cosformer.CosformerAttention) == (
         "(embed_dim, num_heads, *, kdim=None, vdim=None, num_kv_heads=None, causal=False, horizon=None, "
-        "bias=True, eps=1e-06, backend='auto', device=None, dtype=None)"
+        "windows=None, bias=True, eps=1e-06, backend='auto', device=None, dtype=None)"
     )
     assert signature(cosformer.CosformerAttention.forward) == (
         "(self, query, key=None, value=None, key_mask=None, state=None, *, query_offset=None, "
-        "cu_seqlens=None, return_state=False)"
+        "cu_seqlens=None, lengths=None, return_state=False)"
     )
 
 

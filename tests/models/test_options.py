@@ -23,6 +23,11 @@ OPTIONS = {
     "all": {"conv_size": 4, "output_gate": "silu", "output_norm": True, "qk_norm": True,
             "position": "rotary"},
     "mixed": {"attention": ["cosformer", "softmax"]},
+    "windows": {"attention_parameters": {"windows": [2, 5, None, 3]}, "num_key_value_heads": 4},
+    "all windows": {"attention_parameters": ({"windows": (1, 2, 3, 4)}, {"windows": (4, 8, 320, 2)}),
+                    "num_key_value_heads": 4, "conv_size": 3, "position": "rotary"},
+    "windows, mixed": {"attention": ["cosformer", "softmax"], "num_key_value_heads": 2,
+                       "attention_parameters": [{"windows": [3, 7]}, None]},
     "mixed, conv": {"attention": ["sparse", "linear"], "attention_parameters": [{"stride": 3}, None],
                     "conv_size": 3, "position": "learned"},
 }  # fmt: skip

@@ -61,6 +61,7 @@ class Attention(nn.Module, ABC):
 
     traits: Traits  # of the class; an object whose parameters take something away has its own
     state_type: ClassVar[type | None] = None
+    takes_lengths: ClassVar[bool] = False  # whether `attend` has the argument `lengths` itself
     name: ClassVar[str]
 
     def forward(
@@ -110,8 +111,12 @@ class Attention(nn.Module, ABC):
             raise TypeError(
                 f"state must be a {wanted} for attention {self.name!r}, but got {type(state).__name__}."
             )
+        more: dict[str, Any] = {}
         if lengths is not None:
-            key_mask = _within(lengths, k, key_mask, cu_seqlens)
+            if self.takes_lengths:
+                more["lengths"] = lengths
+            else:
+                key_mask = _within(lengths, k, key_mask, cu_seqlens)
         out, after = self.attend(
             q,
             k,
@@ -122,10 +127,11 @@ class Attention(nn.Module, ABC):
             cu_seqlens=cu_seqlens,
             state=state,
             return_state=return_state,
+            **more,
         )
         if after is None:
             return out
-        if lengths is not None:
+        if lengths is not None and not self.takes_lengths:
             after = placed(after, lengths if state is None else state.positions + lengths, after.seen)
         return out, after
 
@@ -136,6 +142,11 @@ class Attention(nn.Module, ABC):
                 raise ValueError(f"{name} must be a tensor [batch, time, heads, head size], but got {got}.")
         if q.shape[2] % k.shape[2] != 0:
             raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether texts end somewhere: at the horizon, or at the greatest length a model was built for."""
+        return True
 
     def reset_parameters(self) -> None:
         """Draws the mechanism's own parameters anew, with functions of `torch.nn.init` alone: a model that

@@ -23,20 +23,20 @@ from cosformer.positions import Position
 class CosformerLayer(GradientCheckpointingLayer, Block):
     """A block that can be checkpointed: the layer of this number.
 
-    Cross-attention has the norms and the gate, but no convolution: its keys and values are of another text,
-    which the encoder's own layers have convolved already, and its queries read them at every place alike.
+    Cross-attention has the norms and the gate, but neither a convolution (its keys and values are of another
+    text, which the encoder's own layers have convolved already) nor windows (`build_attention` says why).
     """
 
     def __init__(self, config: CosformerConfig, layer: int, *, causal: bool, cross_attention: bool):
-        def multihead(causal: bool, conv_size: int | None) -> MultiheadAttention:
+        def multihead(causal: bool, *, cross: bool = False) -> MultiheadAttention:
             return MultiheadAttention(
                 config.hidden_size,
                 config.num_attention_heads,
-                config.build_attention(layer),
+                config.build_attention(layer, cross=cross),
                 num_kv_heads=config.num_key_value_heads,
                 causal=causal,
                 bias=config.bias,
-                conv_size=conv_size,
+                conv_size=None if cross else config.conv_size,
                 qk_norm=config.qk_norm,
                 output_norm=config.output_norm,
                 output_gate=config.output_gate,
@@ -45,12 +45,12 @@ class CosformerLayer(GradientCheckpointingLayer, Block):
 
         assert config.intermediate_size is not None
         super().__init__(
-            multihead(causal, config.conv_size),
+            multihead(causal),
             FeedForward(
                 config.hidden_size, config.intermediate_size, kind=config.feed_forward, bias=config.bias
             ),
             lambda: build_norm(config.norm, config.hidden_size, config.norm_eps),
-            cross_attention=multihead(False, None) if cross_attention else None,
+            cross_attention=multihead(False, cross=True) if cross_attention else None,
             pre_norm=config.pre_norm,
             dropout=config.dropout,
         )

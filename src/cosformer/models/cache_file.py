@@ -96,7 +96,7 @@ def _together(
     """A state of the class `own`, or None; `inner` is the class of the state within it, if there is one."""
     if numbers is None:
         return None
-    parts = dict(numbers)
+    parts = {k: tuple(x) if isinstance(x, list) else x for k, x in numbers.items()}
     for field in fields(own):
         if f"{name}.{field.name}" in tensors:
             parts[field.name] = tensors[f"{name}.{field.name}"]

@@ -38,6 +38,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             config.causal = None
         super().__init__(config)
         self.encoder = CosformerModel(config.for_head(name, causal=False, is_encoder_decoder=False))
+        self.encoder.bounded = True  # the decoder's cross-attention has no windows
         layers = layers_that_decode(config)
         decoder = config.for_head(name, causal=True, is_encoder_decoder=False, num_hidden_layers=layers)
         self.decoder = CosformerModel(decoder, cross_attention=True)

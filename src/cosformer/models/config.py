@@ -37,7 +37,8 @@ class CosformerConfig(PreTrainedConfig):
         num_attention_heads: heads; hidden_size must be a multiple of it.
         num_key_value_heads: key and value heads (grouped heads); None: as many as heads.
         intermediate_size: width of the feed-forward; None: four times hidden_size.
-        max_position_embeddings: the greatest length of a text, in tokens.
+        max_position_embeddings: the greatest length of a text, in tokens. Where every head of every layer
+            has a window, and the position does not end, a text has no bound (`bounded` is False).
         horizon: M of cosFormer, at least max_position_embeddings; None: equal to it.
         attention: a name from `cosformer.attention.names()`, or a list with one for each layer.
         attention_parameters: its parameters, where they differ from the defaults, or a list with those of
@@ -257,6 +258,15 @@ class CosformerConfig(PreTrainedConfig):
         )
 
     @property
+    def bounded(self) -> bool:
+        """Whether texts end at max_position_embeddings. They do not where every head of every layer has a
+        window and the kind of position has no end (none, rotary, sinusoidal): memory is then constant for
+        ever. Cross-attention has no windows, so an encoder-decoder always has a bound."""
+        with torch.device("meta"):
+            position = self.build_position()
+        return bool(self.is_encoder_decoder) or self._attentions.has_bound or position.has_bound
+
+    @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
@@ -271,9 +281,13 @@ class CosformerConfig(PreTrainedConfig):
             "horizon": self.horizon,
         }
 
-    def build_attention(self, layer: int = 0) -> Attention:
-        """The mechanism of a layer."""
-        return attention.fit(self.attention_names[layer], self._parameters[layer], **self._offered)
+    def build_attention(self, layer: int = 0, *, cross: bool = False) -> Attention:
+        """The mechanism of a layer, or of its cross-attention: that has no windows, as the places of two
+        texts do not correspond, and its state, of a source read once, is for queries anywhere."""
+        parameters = self._parameters[layer]
+        if cross:
+            parameters = {name: value for name, value in parameters.items() if name != "windows"}
+        return attention.fit(self.attention_names[layer], parameters, **self._offered)
 
     def build_position(self) -> Position:
         return positions.fit(

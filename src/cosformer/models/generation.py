@@ -1,5 +1,6 @@
 """Generation with a state a layer in place of keys and values."""
 
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -70,6 +71,11 @@ class StatefulGenerationMixin(GenerationMixin):
             return
         model_kwargs["past_key_values"] = CosformerCache(config)
 
+    @cached_property
+    def _bounded(self) -> bool:
+        """`config.bounded`, which is asked at each token."""
+        return self.config.bounded
+
     @property
     def _prefix(self) -> str:
         """Of the arguments that say what was generated so far."""
@@ -91,13 +97,16 @@ class StatefulGenerationMixin(GenerationMixin):
         cache = prepared.get("past_key_values")
         past = None if cache is None else cache.past
         length = new.shape[1] + (0 if past is None else past.seen)
-        if length > self.config.max_position_embeddings and mask is not None:
+        limit = self.config.max_position_embeddings
+        if length <= limit or not self._bounded:
+            return prepared
+        if mask is not None:
             length = int(mask.sum(1).max())  # padding has no position
-        if length > self.config.max_position_embeddings:
+        if length > limit:
             assert self.config.horizon is not None
             raise HorizonError(
                 horizon=self.config.horizon,
-                length=self.config.max_position_embeddings,
+                length=limit,
                 position=length - 1,
                 sequences=input_ids,
                 past_key_values=cache,

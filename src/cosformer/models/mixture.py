@@ -9,7 +9,7 @@ from cosformer.attention.traits import common
 
 
 def as_lists(value: Any) -> Any:
-    """A tuple with an entry for each layer as the list that comes back from JSON."""
+    """A tuple (an entry for each layer, for each head) as the list that comes back from JSON."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -17,7 +17,7 @@ def own_parameters(value: Any) -> Any:
     """attention_parameters with {} for None, in new dictionaries."""
     if isinstance(value, list):
         return [own_parameters(entry) for entry in value]
-    return dict(value or {})
+    return {name: as_lists(entry) for name, entry in (value or {}).items()}
 
 
 def per_layer(field: str, value: Any, layers: int, decoder_layers: int | None) -> list[Any]:
@@ -66,6 +66,11 @@ class LayerAttentions:
                 f"{one_way['bidirectional']!r}, which can be nothing else: no model has both."
             )
         return common(all_traits)
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether one of them ends a text somewhere."""
+        return any(layer.has_bound for layer in self.layers)
 
     def lacking(self, trait: str) -> str | None:
         """The name of the first mechanism without a trait."""
