@@ -180,6 +180,19 @@ def test_the_cache_is_kept_reordered_saved_and_restored(options, tmp_path, monke
 
 
 @EACH
+def test_state_size_is_what_is_carried(options):
+    net = build(CosformerForCausalLM, **options)
+    cache = net(tokens(1, 13), use_cache=True).past_key_values
+
+    def numbers(state):
+        inner = numbers(state.attention) + state.inputs.numel() if hasattr(state, "inputs") else 0
+        own = [x for x in vars(state).values() if torch.is_tensor(x) and x.is_floating_point()]
+        return inner or sum(x.numel() for x in own)
+
+    assert sum(numbers(layer.state) for layer in cache.layers) == net.config.state_size(13)
+
+
+@EACH
 def test_saved_and_loaded(options, tmp_path):
     net = build(CosformerForCausalLM, torch.float32, **options)
     net.save_pretrained(tmp_path)

@@ -8,9 +8,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cosformer import attention, positions
-from cosformer.attention import Attention, Traits
 from cosformer.models import defaults
-from cosformer.models.mixture import LayerAttentions, as_lists, own_parameters, per_layer
+from cosformer.models.mixture import LayerAttention, as_lists, own_parameters
 from cosformer.nn import feedforward, gate, norm
 from cosformer.ops.checks import flag, positive, positive_int
 from cosformer.positions import Position
@@ -26,7 +25,7 @@ _FOREIGN = {
 }  # fmt: skip
 
 
-class CosformerConfig(PreTrainedConfig):
+class CosformerConfig(LayerAttention, PreTrainedConfig):
     """Configuration of every model in `cosformer.models`; the defaults make a small model over bytes.
 
     Args:
@@ -196,7 +195,7 @@ class CosformerConfig(PreTrainedConfig):
                 'pooling "cls" reads the first token, which sees nothing else in a causal model: choose '
                 '"mean" or "max", or causal=False.'
             )
-        if any("horizon" in parameters for parameters in self._parameters):
+        if any("horizon" in parameters for parameters in self.layer_parameters):
             raise ValueError(
                 "attention_parameters must not hold horizon: it is a field of the configuration, which "
                 "caches and positions follow too."
@@ -221,73 +220,14 @@ class CosformerConfig(PreTrainedConfig):
             )
 
     @property
-    def attention_names(self) -> tuple[str, ...]:
-        """The mechanism of each layer."""
-        return tuple(self._per_layer("attention"))
-
-    @property
-    def _parameters(self) -> list[dict[str, Any]]:
-        """The parameters of each layer's mechanism."""
-        return self._per_layer("attention_parameters")
-
-    def _per_layer(self, field: str) -> list[Any]:
-        return per_layer(field, getattr(self, field), self.num_hidden_layers, self.num_decoder_layers)
-
-    @property
-    def _attentions(self) -> LayerAttentions:
-        """What the layers have, to be asked; on the meta device, where nothing is drawn or filled."""
-        with torch.device("meta"):
-            return LayerAttentions(self.attention_names, self._parameters, **self._offered)
-
-    @property
-    def traits(self) -> Traits:
-        """What the attention of every layer can do with these parameters."""
-        return self._attentions.traits
-
-    def lacking(self, trait: str) -> str | None:
-        """The first attention among the layers that has not this trait; None where all have it."""
-        return self._attentions.lacking(trait)
-
-    @property
-    def growing_layers(self) -> tuple[bool, ...]:
-        """For each layer, whether its state keeps every token, so that it grows with the text and the last
-        tokens can be taken back."""
-        return tuple(
-            layer.traits.recurrent and not layer.traits.constant_state and self.conv_size is None
-            for layer in self._attentions.layers
-        )
-
-    @property
     def bounded(self) -> bool:
         """Whether texts end at max_position_embeddings. They do not where every head of every layer has a
         window and the kind of position has no end (none, rotary, sinusoidal): memory is then constant for
         ever. Cross-attention has no windows, so an encoder-decoder always has a bound."""
         with torch.device("meta"):
             position = self.build_position()
-        return bool(self.is_encoder_decoder) or self._attentions.has_bound or position.has_bound
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def _offered(self) -> dict[str, Any]:
-        """What a mechanism may ask the model for."""
-        return {
-            "num_heads": self.num_attention_heads,
-            "num_kv_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "max_length": self.max_position_embeddings,
-            "horizon": self.horizon,
-        }
-
-    def build_attention(self, layer: int = 0, *, cross: bool = False) -> Attention:
-        """The mechanism of a layer, or of its cross-attention: that has no windows, as the places of two
-        texts do not correspond, and its state, of a source read once, is for queries anywhere."""
-        parameters = self._parameters[layer]
-        if cross:
-            parameters = {name: value for name, value in parameters.items() if name != "windows"}
-        return attention.fit(self.attention_names[layer], parameters, **self._offered)
+        ends = any(layer.has_bound for layer in self.attentions)
+        return bool(self.is_encoder_decoder) or ends or position.has_bound
 
     def build_position(self) -> Position:
         return positions.fit(
