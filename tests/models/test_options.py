@@ -4,6 +4,7 @@ reordered or rolled back, a token gets what it gets alone."""
 import pytest
 import torch
 
+from cosformer import attention
 from cosformer.models import (
     CosformerCache,
     CosformerForCausalLM,
@@ -336,3 +337,27 @@ def test_a_cache_of_another_convolution_is_refused(tmp_path):
         CosformerCache.load(tmp_path / "cache.safetensors", config())
     with pytest.raises(ValueError, match="qk_norm is False there and True here"):
         CosformerCache.load(tmp_path / "cache.safetensors", config(conv_size=4, qk_norm=True))
+
+
+@pytest.mark.parametrize("mechanism", attention.names())
+def test_half_precision(mechanism):
+    """Autocast around float32 weights, and a model in bfloat16: near the float32 loss, gradients finite."""
+    head = CosformerForCausalLM if attention.traits(mechanism).causal else CosformerForMaskedLM
+    net = build(head, torch.float32, **OPTIONS["all"] | {"attention": mechanism}).train()
+    ids = tokens(2, 12)
+    loss = net(ids, labels=ids).loss
+    met = []
+    mixer = net.model.layers[0].attention.attention
+    handle = mixer.register_forward_pre_hook(lambda module, qkv: met.append({x.dtype for x in qkv}))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = net(ids, labels=ids).loss
+        handle.remove()
+        assert met == [{torch.bfloat16}]
+        assert half.dtype == torch.float32
+        close(half, loss, 0.05)
+        assert all(g.isfinite().all() for g in gradients(net, half).values())
+        if net.config.lacking("recurrent") is None:
+            net.eval()
+            out = net(ids[:, :5], use_cache=True)
+            assert net(ids[:, 5:], past_key_values=out.past_key_values).logits.isfinite().all()
+    close(net.bfloat16()(ids, labels=ids).loss.float(), loss, 0.05)

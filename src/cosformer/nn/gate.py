@@ -34,7 +34,8 @@ class OutputGate(nn.Module):
         nn.init.constant_(self.bias, _INITIAL_BIAS[self.kind])
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = self.proj(x) + self.bias
+        gate = self.proj(x)
+        gate = gate + self.bias.to(gate.dtype)  # which autocast leaves in float32
         return F.silu(gate) if self.kind == "silu" else gate.sigmoid()
 
     def extra_repr(self) -> str:

@@ -3,11 +3,12 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosformer.attention import Attention, State
 from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.gate import OutputGate
+from cosformer.nn.norm import HeadRMSNorm
 from cosformer.nn.projections import Projections
 from cosformer.nn.state import ConvolvedState
 from cosformer.ops.checks import flag
@@ -77,8 +78,8 @@ class MultiheadAttention(Projections):
         if conv_size is not None:
             self.convolution = ShortConvolution(sum(self.widths), conv_size, causal=causal)
 
-        def head_norm(wanted: bool) -> nn.RMSNorm | None:
-            return nn.RMSNorm(self.head_dim, eps=norm_eps) if wanted else None
+        def head_norm(wanted: bool) -> HeadRMSNorm | None:
+            return HeadRMSNorm(self.head_dim, eps=norm_eps) if wanted else None
 
         self.q_norm = head_norm(flag("qk_norm", qk_norm) and "q" in reads)
         self.k_norm = head_norm(qk_norm and "k" in reads)
