@@ -153,6 +153,15 @@ def test_it_begins_near_the_identity():
     assert made(x.bfloat16())[0].dtype == torch.bfloat16
 
 
+@pytest.fixture
+def compiler():
+    """What is compiled for a test counts towards the limit of recompilations of no other."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("how", ["plain", "lengths", "cu_seqlens", "state"])
 def test_compiles_without_a_break(how):
     made, x = convolution(4), inputs(1, 9).detach()
