@@ -32,8 +32,8 @@ def test_names():
         "BackendStatus", "CosformerState", "backends", "cosformer_attention", "decode_step"
     ]  # fmt: skip
     assert sorted(cosformer.nn.__all__) == [
-        "Block", "BlockOutput", "CosformerAttention", "FeedForward", "Memory", "MultiheadAttention",
-        "build_norm", "one_vs_each_loss",
+        "Block", "BlockOutput", "ConvolvedState", "CosformerAttention", "FeedForward", "Memory",
+        "MultiheadAttention", "OutputGate", "ShortConvolution", "build_norm", "one_vs_each_loss",
     ]  # fmt: skip
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:
@@ -50,11 +50,11 @@ def test_operator():
 def test_module():
     assert signature(cosformer.CosformerAttention) == (
         "(embed_dim, num_heads, *, kdim=None, vdim=None, num_kv_heads=None, causal=False, horizon=None, "
-        "bias=True, eps=1e-06, backend='auto', device=None, dtype=None)"
+        "windows=None, bias=True, eps=1e-06, backend='auto', device=None, dtype=None)"
     )
     assert signature(cosformer.CosformerAttention.forward) == (
         "(self, query, key=None, value=None, key_mask=None, state=None, *, query_offset=None, "
-        "cu_seqlens=None, return_state=False)"
+        "cu_seqlens=None, lengths=None, return_state=False)"
     )
 
 

@@ -84,9 +84,10 @@ def test_a_padded_beginning_goes_on_as_it_does_alone(case):
     """The padding of a row has no position: the next token stands behind the last real one."""
     run = build(case)
     q, k, v = (torch.randn(2, 90, 4, 16, dtype=torch.float64) for _ in range(3))
-    real = torch.arange(60) < torch.tensor([[35], [60]])
-    _, state = run(q[:, :60], k[:, :60], v[:, :60], causal=True, key_mask=real, return_state=True)
-    out = run(q[:, 60:], k[:, 60:], v[:, 60:], causal=True, state=placed(state, real.sum(1), 60))
+    lengths = torch.tensor([35, 60])
+    _, state = run(q[:, :60], k[:, :60], v[:, :60], causal=True, lengths=lengths, return_state=True)
+    assert torch.equal(state.positions, lengths)
+    out = run(q[:, 60:], k[:, 60:], v[:, 60:], causal=True, state=placed(state, lengths, 60))
     for row, n in enumerate((35, 60)):
         own = [torch.cat([x[row : row + 1, :n], x[row : row + 1, 60:]], 1) for x in (q, k, v)]
         close(out[row : row + 1], run(*own, causal=True)[:, n:])

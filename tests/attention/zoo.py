@@ -33,7 +33,10 @@ def variations(name):
 def build(case, **sizes):
     """A mechanism of a case (name, parameters), as a model would build it; float64, random parameters."""
     name, parameters = case
-    made = attention.fit(name, parameters, **SIZES | sizes).double().eval()
+    sizes = SIZES | sizes
+    if "windows" in parameters:  # one for each key-value head that there is
+        parameters = parameters | {"windows": parameters["windows"][: sizes["num_kv_heads"]]}
+    made = attention.fit(name, parameters, **sizes).double().eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.25)

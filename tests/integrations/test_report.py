@@ -103,6 +103,7 @@ def test_public_interface():
     parameters = inspect.signature(enable).parameters.values()
     assert [(p.name, p.kind, p.default) for p in parameters] == [
         ("horizon", inspect.Parameter.KEYWORD_ONLY, None),
+        ("windows", inspect.Parameter.KEYWORD_ONLY, None),
         ("backend", inspect.Parameter.KEYWORD_ONLY, "auto"),
         ("also", inspect.Parameter.KEYWORD_ONLY, ()),
     ]

@@ -41,12 +41,12 @@ def config(**changes):
 
 
 def build(model, dtype=torch.float64, **changes):
-    """A model in evaluation mode, every parameter drawn wide, biases and norms included."""
+    """A model in evaluation mode, every parameter drawn wide, biases, norms and convolutions included."""
     torch.manual_seed(1)
     made = model(config(**changes)).to(dtype).eval()
     with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in made.named_parameters():
+            if parameter.dim() == 1 or "convolution" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.25)
     return made
 

@@ -195,3 +195,33 @@ def test_repr_says_how_it_was_made():
     module = CosformerAttention(32, 8, num_kv_heads=2, causal=True, horizon=4096)
     assert module.extra_repr() == "heads=8/2, causal=True, horizon=4096"
     assert "heads=8/2, causal=True, horizon=4096" in repr(module)
+
+
+WINDOWS = (3, None, 1, 20)
+
+
+@BOTH
+def test_windows_are_the_operators(causal):
+    module = CosformerAttention(64, 4, causal=causal, horizon=99, windows=list(WINDOWS), dtype=torch.float64)
+    x = torch.randn(2, 50, 64, dtype=torch.float64)
+    q, k, v = module.project(x, None, None)
+    out = cosformer_attention(q, k, v, causal=causal, horizon=99, windows=WINDOWS)
+    assert_close(module(x), module.merge(out))
+    assert module.windows == WINDOWS
+    assert "windows=(3, None, 1, 20)" in repr(module)
+
+
+def test_windows_and_lengths_with_a_state():
+    """No horizon where every head has a window; rows of other lengths go on as each alone."""
+    module = CosformerAttention(64, 4, causal=True, windows=(3, 2, 1, 20), dtype=torch.float64)
+    x, more = (torch.randn(2, n, 64, dtype=torch.float64) for n in (30, 5))
+    _, state = module(x, lengths=torch.tensor([30, 11]), return_state=True)
+    out = module(more, state=state)
+    for row, n in enumerate((30, 11)):
+        text = torch.cat([x[row : row + 1, :n], more[row : row + 1]], 1)
+        assert_close(out[row : row + 1], module(text)[:, n:])
+
+
+def test_windows_have_an_entry_for_each_head():
+    with pytest.raises(ValueError, match="windows must have one entry for each of the 2 key-value heads"):
+        CosformerAttention(64, 4, num_kv_heads=2, windows=(1, 2, 3, 4))

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from cosformer.attention.traits import Traits
@@ -43,7 +44,12 @@ def placed(state: S, positions: Tensor, seen: int) -> S:
     better says so here. Queries that read a finished memory are put at their own positions in the same
     way.
     """
-    return dataclasses.replace(state, positions=positions, seen=seen)
+    within = getattr(state, "with_positions", None)  # of a state around another
+    return (
+        dataclasses.replace(state, positions=positions, seen=seen)
+        if within is None
+        else within(positions, seen)
+    )
 
 
 class Attention(nn.Module, ABC):
@@ -55,6 +61,7 @@ class Attention(nn.Module, ABC):
 
     traits: Traits  # of the class; an object whose parameters take something away has its own
     state_type: ClassVar[type | None] = None
+    takes_lengths: ClassVar[bool] = False  # whether `attend` has the argument `lengths` itself
     name: ClassVar[str]
 
     def forward(
@@ -65,6 +72,7 @@ class Attention(nn.Module, ABC):
         *,
         causal: bool = False,
         key_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
         query_offset: int | None = None,
         cu_seqlens: Tensor | None = None,
         state: State | None = None,
@@ -72,7 +80,9 @@ class Attention(nn.Module, ABC):
     ) -> Tensor | tuple[Tensor, State]:
         """[B, Tq, H, Dv] and, with `return_state`, the state after this call's keys.
 
-        The arguments are those of `cosformer_attention`, with the same meaning for every mechanism.
+        The arguments are those of `cosformer_attention`, with the same meaning for every mechanism. `lengths`
+        int64 [B] says how many of this call's columns belong to each row: those behind are padding, hidden
+        from every query, and the state stands right behind the last column that is not.
         """
         self._check(q, k, v)
         for asked, trait, what in (
@@ -86,6 +96,7 @@ class Attention(nn.Module, ABC):
             (q.shape[1] != k.shape[1], "cross", "queries and keys of different lengths"),
             (query_offset is not None, "cross", "query_offset"),
             (key_mask is not None, "key_mask", "key_mask"),
+            (lengths is not None, "key_mask", "lengths"),
             (cu_seqlens is not None, "cu_seqlens", "cu_seqlens"),
             (state is not None or return_state, "recurrent", "state or return_state"),
             (q.shape[2] != k.shape[2], "grouped_heads", f"{k.shape[2]} key heads for {q.shape[2]} heads"),
@@ -100,6 +111,12 @@ class Attention(nn.Module, ABC):
             raise TypeError(
                 f"state must be a {wanted} for attention {self.name!r}, but got {type(state).__name__}."
             )
+        more: dict[str, Any] = {}
+        if lengths is not None:
+            if self.takes_lengths:
+                more["lengths"] = lengths
+            else:
+                key_mask = _within(lengths, k, key_mask, cu_seqlens)
         out, after = self.attend(
             q,
             k,
@@ -110,8 +127,13 @@ class Attention(nn.Module, ABC):
             cu_seqlens=cu_seqlens,
             state=state,
             return_state=return_state,
+            **more,
         )
-        return out if after is None else (out, after)
+        if after is None:
+            return out
+        if lengths is not None and not self.takes_lengths:
+            after = placed(after, lengths if state is None else state.positions + lengths, after.seen)
+        return out, after
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         for name, x in (("q", q), ("k", k), ("v", v)):
@@ -120,6 +142,11 @@ class Attention(nn.Module, ABC):
                 raise ValueError(f"{name} must be a tensor [batch, time, heads, head size], but got {got}.")
         if q.shape[2] % k.shape[2] != 0:
             raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether texts end somewhere: at the horizon, or at the greatest length a model was built for."""
+        return True
 
     def reset_parameters(self) -> None:
         """Draws the mechanism's own parameters anew, with functions of `torch.nn.init` alone: a model that
@@ -146,6 +173,19 @@ class Attention(nn.Module, ABC):
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
     ) -> int:
         """How many numbers a row of a batch carries after so many tokens (0 where there is no state)."""
+
+
+def _within(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    """key_mask [B, Tk] that hides the columns behind each row's length."""
+    if cu_seqlens is not None:
+        raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
+    if lengths.shape != k.shape[:1] or lengths.dtype != torch.int64:
+        raise ValueError(
+            f"lengths must be int64 of shape [B] = [{k.shape[0]}], but got {lengths.dtype} of shape "
+            f"{list(lengths.shape)}."
+        )
+    real = torch.arange(k.shape[1], device=k.device) < lengths[:, None]
+    return real if key_mask is None else key_mask & real
 
 
 def offset_or_default(query_offset: int | None, q: Tensor, k: Tensor, causal: bool) -> int:

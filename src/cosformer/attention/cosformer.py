@@ -1,7 +1,11 @@
 """cosFormer (Qin et al., ICLR 2022, arXiv:2202.08791, equation 10):
 
 o_i = sum_j w_ij v_j / max(sum_j w_ij, eps),   w_ij = (ReLU(q_i) . ReLU(k_j)) cos((pi/2)(i - j)/M)
+
+A head with a window W has W in place of M, and no weight beyond it: |i - j| < W.
 """
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -11,6 +15,7 @@ from cosformer.attention.traits import Traits
 from cosformer.ops import CosformerState, cosformer_attention
 from cosformer.ops.backends import NAMES
 from cosformer.ops.checks import epsilon, positive
+from cosformer.ops.windows import check_windows, public
 
 
 @register("cosformer")
@@ -20,8 +25,11 @@ class Cosformer(Attention):
     Args:
         horizon: M, the distance at which a weight reaches zero; None takes it from the lengths of the
             call, which no carried state can do.
+        windows: an int or None for each key-value head; None: no head has one. Where all have one, the
+            horizon has no part in it, and a text has no bound.
         eps: lower bound of the denominator.
         backend: of the operator.
+        num_kv_heads: key-value heads, which windows have an entry for each of.
     """
 
     traits = Traits(
@@ -38,13 +46,27 @@ class Cosformer(Attention):
         grouped_heads=True,
     )
     state_type = CosformerState
+    takes_lengths = True
 
-    def __init__(self, *, horizon: float | None = None, eps: float = 1e-6, backend: str = "auto"):
+    def __init__(
+        self,
+        *,
+        horizon: float | None = None,
+        windows: Sequence[int | None] | None = None,
+        eps: float = 1e-6,
+        backend: str = "auto",
+        num_kv_heads: int | None = None,
+    ):
         super().__init__()
         if backend not in NAMES:
             raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
         self.horizon = None if horizon is None else positive("horizon", horizon)
-        self.eps, self.backend = epsilon(eps), backend
+        self.eps, self.backend, self.num_kv_heads = epsilon(eps), backend, num_kv_heads
+        self.windows = public(check_windows(windows, num_kv_heads))
+
+    @property
+    def has_bound(self) -> bool:
+        return self.windows is None or None in self.windows
 
     def attend(
         self,
@@ -58,6 +80,7 @@ class Cosformer(Attention):
         cu_seqlens: Tensor | None,
         state: CosformerState | None,
         return_state: bool,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, CosformerState | None]:
         result = cosformer_attention(
             q,
@@ -65,10 +88,12 @@ class Cosformer(Attention):
             v,
             causal=causal,
             horizon=self.horizon,
+            windows=self.windows,
             key_mask=key_mask,
             query_offset=query_offset,
             cu_seqlens=cu_seqlens,
             eps=self.eps,
+            lengths=lengths,
             state=state,
             return_state=return_state,
             backend=self.backend,
@@ -78,9 +103,14 @@ class Cosformer(Attention):
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
     ) -> int:
-        """The numerator and the denominator; the length does not matter."""
+        """The numerator and the denominator of heads without a window, the last W - 1 keys and values of
+        those with one; the length does not matter."""
         value_dim = head_dim if value_dim is None else value_dim
-        return num_kv_heads * 2 * head_dim * (value_dim + 1)
+        windows = self.windows or (None,) * num_kv_heads
+        return windows.count(None) * 2 * head_dim * (value_dim + 1) + sum(
+            (window - 1) * (head_dim + value_dim) for window in windows if window is not None
+        )
 
     def extra_repr(self) -> str:
-        return f"horizon={'length' if self.horizon is None else f'{self.horizon:g}'}"
+        horizon = f"horizon={'length' if self.horizon is None else f'{self.horizon:g}'}"
+        return horizon if self.windows is None else f"{horizon}, windows={self.windows}"

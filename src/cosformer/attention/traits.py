@@ -1,7 +1,8 @@
 """What a mechanism can do, as data: dispatch, tests, tables and benchmarks read it from here."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 Reads = Literal["qkv", "qv", "v"]
 Cost = Literal["linear", "log-linear", "length^1.5", "quadratic"]
@@ -46,3 +47,22 @@ class Traits:
             raise ValueError("a mechanism must be causal or bidirectional, or both.")
         if not self.recurrent and (self.packed_state or self.constant_state):
             raise ValueError("packed_state and constant_state are only for mechanisms that are recurrent.")
+
+
+def common(traits: Sequence[Traits]) -> Traits:
+    """What layers can do together: what each of them can. They cost what the most expensive one costs."""
+    first, *others = dict.fromkeys(traits)
+    if not others:
+        return first
+    able = {
+        field.name: all(getattr(t, field.name) for t in traits)
+        for field in fields(Traits)
+        if field.type is bool and field.name != "random"
+    }
+    return Traits(
+        paper="; ".join(dict.fromkeys(t.paper for t in traits)),
+        cost=max((t.cost for t in traits), key=get_args(Cost).index),
+        random=any(t.random for t in traits),
+        reads=max((t.reads for t in traits), key=len),
+        **able,
+    )

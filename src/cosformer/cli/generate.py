@@ -105,7 +105,7 @@ def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
         if tokenizer.bos_token_id is None or tokenizer.bos_token_id >= vocabulary:
             raise Mistake("there is nothing to continue: give --prompt or --context.")
         ids = torch.tensor([[tokenizer.bos_token_id]])
-    if ids.shape[1] + tokens > longest:
+    if config.bounded and ids.shape[1] + tokens > longest:
         raise Mistake(
             f"the text has {ids.shape[1]:,} tokens and {tokens:,} are to come, but the model takes "
             f"{longest:,} (max_position_embeddings): shorten the context, or ask for fewer --tokens."

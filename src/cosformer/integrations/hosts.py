@@ -1,25 +1,34 @@
-"""What a host model says of itself: whether cosFormer can stand in it, with which horizon, and where."""
+"""What a host model says of itself: whether cosFormer can stand in it, how far its heads see, and where."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from cosformer.ops.checks import positive
+from cosformer.ops.windows import check_windows, public
 
 NAME = "cosformer"
 # Model types whose attention was read, and is tested, to need nothing but what cosFormer can give.
 VERIFIED = ("bart", "bert", "gpt2", "llama", "roberta", "vit")
 
 
+class Reach(NamedTuple):
+    """How far the heads of an attention module see."""
+
+    horizon: float | None
+    windows: tuple[int | None, ...] | None
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What `enable` was told: M for every model that does not state its own, the backend of the
-    operator, and further model types to accept."""
+    """What `enable` was told: M and windows for every model that does not state its own, the backend of
+    the operator, and further model types to accept."""
 
     horizon: float | None = None
     backend: str = "auto"
     also: tuple[str, ...] = ()
+    windows: tuple[int | None, ...] | None = None
 
     def refusal(self, config: Any) -> str | None:
         """Why cosFormer cannot be right in models with this configuration; None if it can."""
@@ -36,6 +45,21 @@ class Settings:
                 "cached with uncached logits before trusting the results"
             )
         return None
+
+    def windows_of(self, module: nn.Module, kv_heads: int | None = None) -> tuple[int | None, ...] | None:
+        """The windows of an attention module's key-value heads: what its configuration says of cosFormer,
+        else what `enable` was told. Cross-attention has none: the places of two texts do not correspond."""
+        if is_cross(module):
+            return None
+        stated = getattr(module.config, "cosformer_windows", None)
+        return public(check_windows(self.windows if stated is None else stated, kv_heads))
+
+    def reach_of(self, module: nn.Module, kv_heads: int | None = None) -> Reach:
+        """Horizon and windows of an attention module; the horizon is None where every head has a window."""
+        windows = self.windows_of(module, kv_heads)
+        if windows is not None and None not in windows:
+            return Reach(None, windows)
+        return Reach(self.horizon_of(module.config), windows)
 
     def horizon_of(self, config: Any) -> float:
         """M: what the configuration says of cosFormer, else what `enable` was told, else the greatest

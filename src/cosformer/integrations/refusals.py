@@ -126,8 +126,9 @@ def check_left_padding(side: str, mask: Tensor | None) -> None:
         )
 
 
-def check_horizon(length: int, horizon: float) -> None:
-    if length - 1 > horizon:
+def check_horizon(length: int, horizon: float | None) -> None:
+    """`horizon` is None where every head has a window: the text has no bound."""
+    if horizon is not None and length - 1 > horizon:
         refuse(
             f"the text has reached {length} positions and the horizon is {horizon:g}, beyond which the "
             "weights turn negative. Set config.cosformer_horizon to the greatest length that the text may "

@@ -53,7 +53,10 @@ def _use(module: nn.Module, settings: Settings) -> tuple[bool, str]:
         return False, f"its configuration says attn_implementation={chosen!r}"
     kind = "cross-attention" if is_cross(module) else "self-attention"
     causal = "causal " if getattr(module, "is_causal", False) and not is_cross(module) else ""
-    return True, f"{causal}{kind} with horizon {settings.horizon_of(config):g}"
+    horizon, windows = settings.reach_of(module)
+    reach = [] if horizon is None else [f"horizon {horizon:g}"]
+    reach += [] if windows is None else [f"windows {', '.join(map(str, windows))}"]
+    return True, f"{causal}{kind} with {' and '.join(reach)}"
 
 
 def _asks_the_interface(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ Only distances i - j matter, so padded keys have to be masked and nothing else.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ from cosformer.integrations.report import AttentionUse, describe
 from cosformer.ops import cosformer_attention
 from cosformer.ops.backends import NAMES
 from cosformer.ops.checks import positive
+from cosformer.ops.windows import check_windows, public
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
@@ -48,7 +49,13 @@ _settings = Settings()
 _recordings: list[list[nn.Module]] = []
 
 
-def enable(*, horizon: float | None = None, backend: str = "auto", also: Iterable[str] = ()) -> None:
+def enable(
+    *,
+    horizon: float | None = None,
+    windows: Sequence[int | None] | None = None,
+    backend: str = "auto",
+    also: Iterable[str] = (),
+) -> None:
     """Make `attn_implementation="cosformer"` known to transformers, in the whole process.
 
     It is verified in BERT, RoBERTa, GPT-2, Llama, BART and ViT. A second call replaces the settings of
@@ -58,6 +65,9 @@ def enable(*, horizon: float | None = None, backend: str = "auto", also: Iterabl
         horizon: M for every model whose configuration has no `cosformer_horizon`. Left out, M is the
             greatest length that the model was built for: `max_position_embeddings`, or the number of
             patches and one. A text beyond M is an error.
+        windows: an int or None for each key-value head, as in `cosformer_attention`, for the self-attention
+            of every model whose configuration has no `cosformer_windows`. Where every head has one, no
+            horizon is needed. The host's key-value cache still keeps every key.
         backend: of the operator, as in `cosformer_attention`.
         also: further model types (`config.model_type`) to accept, unverified.
     """
@@ -66,7 +76,12 @@ def enable(*, horizon: float | None = None, backend: str = "auto", also: Iterabl
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
     if isinstance(also, str):
         raise TypeError(f"also must be a list of model types, but got the string {also!r}.")
-    _settings = Settings(None if horizon is None else positive("horizon", horizon), backend, tuple(also))
+    _settings = Settings(
+        None if horizon is None else positive("horizon", horizon),
+        backend,
+        tuple(also),
+        public(check_windows(windows, None)),
+    )
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, _key_mask)
 
@@ -154,14 +169,14 @@ def _attend(
             )
         layer = getattr(module, "layer_idx", None)
         _self_attention.last = (module.config, layer, tq, offset, attention_mask)
-    horizon = _settings.horizon_of(module.config)
+    horizon, windows = _settings.reach_of(module, key.shape[1])
     refusals.check_horizon(max(offset + tq, tk), horizon)
     for calls in _recordings:
         calls.append(module)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out = cosformer_attention(
-        q, k, v, causal=causal, horizon=horizon, key_mask=attention_mask, query_offset=offset,
-        backend=_settings.backend,
+        q, k, v, causal=causal, horizon=horizon, windows=windows, key_mask=attention_mask,
+        query_offset=offset, backend=_settings.backend,
     )  # fmt: skip
     return out, None
 

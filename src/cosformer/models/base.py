@@ -9,22 +9,38 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cosformer.attention import Attention
 from cosformer.models.config import CosformerConfig
-from cosformer.nn import Block, FeedForward, MultiheadAttention, build_norm
+from cosformer.nn import (
+    Block,
+    FeedForward,
+    MultiheadAttention,
+    OutputGate,
+    ShortConvolution,
+    build_norm,
+)
 from cosformer.positions import Position
 
 
 class CosformerLayer(GradientCheckpointingLayer, Block):
-    """A block that can be checkpointed."""
+    """A block that can be checkpointed: the layer of this number.
 
-    def __init__(self, config: CosformerConfig, *, causal: bool, cross_attention: bool):
-        def multihead(causal: bool) -> MultiheadAttention:
+    Cross-attention has the norms and the gate, but neither a convolution (its keys and values are of another
+    text, which the encoder's own layers have convolved already) nor windows (`build_attention` says why).
+    """
+
+    def __init__(self, config: CosformerConfig, layer: int, *, causal: bool, cross_attention: bool):
+        def multihead(causal: bool, *, cross: bool = False) -> MultiheadAttention:
             return MultiheadAttention(
                 config.hidden_size,
                 config.num_attention_heads,
-                config.build_attention(),
+                config.build_attention(layer, cross=cross),
                 num_kv_heads=config.num_key_value_heads,
                 causal=causal,
                 bias=config.bias,
+                conv_size=None if cross else config.conv_size,
+                qk_norm=config.qk_norm,
+                output_norm=config.output_norm,
+                output_gate=config.output_gate,
+                norm_eps=config.norm_eps,
             )
 
         assert config.intermediate_size is not None
@@ -34,7 +50,7 @@ class CosformerLayer(GradientCheckpointingLayer, Block):
                 config.hidden_size, config.intermediate_size, kind=config.feed_forward, bias=config.bias
             ),
             lambda: build_norm(config.norm, config.hidden_size, config.norm_eps),
-            cross_attention=multihead(False) if cross_attention else None,
+            cross_attention=multihead(False, cross=True) if cross_attention else None,
             pre_norm=config.pre_norm,
             dropout=config.dropout,
         )
@@ -52,7 +68,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Attention | Position):
+        if isinstance(module, Attention | Position | ShortConvolution | OutputGate):
             module.reset_parameters()
         if self.config.embedding_range is not None and module is self.get_input_embeddings():
             nn.init.normal_(module.weight, 0.0, self.config.embedding_range)

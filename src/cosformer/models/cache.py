@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from cosformer.attention import State
 from cosformer.models.config import CosformerConfig
 from cosformer.models.layout import Past
+from cosformer.models.mixture import described
 
 
 class StateLayer(CacheLayerMixin):
@@ -42,6 +43,17 @@ class StateLayer(CacheLayerMixin):
         self.state, self.memory = state, memory
         self.columns += columns
         self.is_initialized = True
+
+    @property
+    def content(self) -> tuple[State | None, State | None, int]:
+        """State, memory and columns: what `fill` takes."""
+        return self.state, self.memory, self.columns
+
+    def fill(self, state: State | None, memory: State | None, columns: int) -> None:
+        """As it was when this was its content."""
+        self.reset()
+        if state is not None:
+            self.put(state, memory, columns)
 
     @property
     def states(self) -> dict[str, State]:
@@ -87,26 +99,30 @@ class StateLayer(CacheLayerMixin):
             for name, state in self.states.items():
                 setattr(self, name, state.to(self.device, non_blocking=True))
 
-    def crop(self, length: int) -> None:
-        """Removes the last -length columns (length is negative or 0), exactly, or refuses."""
+    def check_crop(self, length: int) -> None:
+        """Raises if `crop` cannot remove these columns exactly."""
         if length > 0:
             raise ValueError(
                 f"crop takes a negative number, the columns to remove, but got {length}. To go back to a "
                 "certain point, take a snapshot() there and restore() it."
             )
+        if length < 0 < self.columns + length and not hasattr(self.state, "crop"):
+            raise ValueError(
+                f"a {type(self.state).__name__} of constant size cannot forget its last {-length} tokens: "
+                "take a snapshot() of the cache before them, and restore() it."
+            )
+
+    def crop(self, length: int) -> None:
+        """Removes the last -length columns (length is negative or 0), exactly, or refuses."""
+        self.check_crop(length)
         keep = self.columns + length
         if length == 0:
             return
         if keep <= 0:
             self.state, self.columns = None, 0
             return  # the memory of a source stays: it does not belong to the text
-        cut = getattr(self.state, "crop", None)
-        if cut is None:
-            raise ValueError(
-                f"a {type(self.state).__name__} of constant size cannot forget its last {-length} tokens: "
-                "take a snapshot() of the cache before them, and restore() it."
-            )
-        self.state, self.columns = cut(keep), keep
+        cut: Any = self.state
+        self.state, self.columns = cut.crop(keep), keep
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         raise TypeError("a layer of CosformerCache is filled by the model itself; it needs no preparation.")
@@ -121,7 +137,7 @@ class StateLayer(CacheLayerMixin):
 # What a state means depends on these, beside the attention and the number of layers.
 _OF_THE_MODEL = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "horizon", "attention_parameters", "position",
-    "position_parameters",
+    "position_parameters", "conv_size", "qk_norm",
 )  # fmt: skip
 
 
@@ -134,21 +150,23 @@ class Snapshot:
 
 class CosformerCache(Cache):
     """The cache of the models in `cosformer.models`: for cosFormer as large after a million tokens as
-    after one.
+    after one. Where the layers differ (`attention` is a list), each has a state of its own kind: the cache
+    grows if one of them does, and can be cropped if all of them can.
 
     `generate()` makes one by itself. To keep it: `generate(..., past_key_values=cache)` fills the given
     one, and a later call with the same cache goes on from there.
     """
 
     def __init__(self, config: CosformerConfig):
-        if not config.traits.recurrent:
+        unable = config.lacking("recurrent")
+        if unable is not None:
             raise ValueError(
-                f"attention {config.attention!r} carries no state, so there is nothing to cache: use "
+                f"attention {unable!r} carries no state, so there is nothing to cache: use "
                 "use_cache=False (the text is then computed again for each token)."
             )
-        croppable = not config.traits.constant_state
-        super().__init__(layers=[StateLayer(croppable) for _ in range(layers_that_decode(config))])
-        self.attention = config.attention
+        super().__init__(layers=[StateLayer(growing) for growing in _decoding(config, config.growing_layers)])
+        self.attention = _decoding(config, config.attention_names)
+        self.has_convolution = config.conv_size is not None
         self.made_for = {name: getattr(config, name) for name in _OF_THE_MODEL}
 
     @property
@@ -166,7 +184,7 @@ class CosformerCache(Cache):
 
     def snapshot(self) -> Snapshot:
         """This moment, to come back to with `restore`: costs nothing, states are values."""
-        return Snapshot(tuple((x.state, x.memory, x.columns) for x in self.layers))
+        return Snapshot(tuple(layer.content for layer in self.layers))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Back to the moment of the snapshot, exactly."""
@@ -175,10 +193,8 @@ class CosformerCache(Cache):
                 f"snapshot must be of a cache with {len(self.layers)} layers, but it has "
                 f"{len(snapshot.layers)}."
             )
-        for layer, (state, memory, columns) in zip(self.layers, snapshot.layers, strict=True):
-            layer.reset()
-            if state is not None:
-                layer.put(state, memory, columns)
+        for layer, content in zip(self.layers, snapshot.layers, strict=True):
+            layer.fill(*content)
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -187,16 +203,23 @@ class CosformerCache(Cache):
         A growing cache is cut back, and not kept a second time beside the new one.
         """
         columns = [layer.columns for layer in self.layers]
-        kept = None if self.is_croppable else self.snapshot()
+        kept = [None if layer.is_croppable else layer.content for layer in self.layers]
         try:
             yield
         except BaseException:
-            if kept is not None:
-                self.restore(kept)
-            else:
-                for layer, before in zip(self.layers, columns, strict=True):
+            for layer, before, content in zip(self.layers, columns, kept, strict=True):
+                if content is None:
                     layer.crop(before - layer.columns)
+                else:
+                    layer.fill(*content)
             raise
+
+    def crop(self, length: int) -> None:
+        """Removes the last -length columns (length is negative or 0) from every layer, or refuses and leaves
+        all as they are."""
+        for layer in self.layers:
+            layer.check_crop(length)
+        super().crop(length)
 
     def save(self, path: str | Path) -> None:
         """Writes the states as one safetensors file."""
@@ -225,17 +248,28 @@ def layers_that_decode(config: CosformerConfig) -> int:
     return config.num_hidden_layers if decoder is None else decoder
 
 
-def checked(cache: Any, layers: int, name: str) -> CosformerCache:
-    """The cache, if it is one of ours and fits a model with so many layers and this attention."""
+T = TypeVar("T")
+
+
+def _decoding(config: CosformerConfig, entries: tuple[T, ...]) -> tuple[T, ...]:
+    """The entries of the layers that decode, of those of all layers (of an encoder, where there is one):
+    the sides have as many layers, or every layer has the same."""
+    layers = layers_that_decode(config)
+    return entries if len(entries) == layers else entries[:1] * layers
+
+
+def checked(cache: Any, config: CosformerConfig) -> CosformerCache:
+    """The cache, if it is one of ours and fits a model with this configuration."""
     if not isinstance(cache, CosformerCache):
         raise TypeError(
             f"past_key_values must be a CosformerCache, but got {type(cache).__name__}: this model carries "
             "states, which a cache of keys and values cannot hold. Leave past_key_values out, or pass "
             "CosformerCache(model.config)."
         )
-    if len(cache.layers) != layers or cache.attention != name:
+    names = _decoding(config, config.attention_names)
+    if cache.attention != names:
         raise ValueError(
-            f"past_key_values must have {layers} layers of attention {name!r}, but it has "
-            f"{len(cache.layers)} of {cache.attention!r}: it belongs to another model."
+            f"past_key_values must have {len(names)} layers of attention {described(names)}, but it has "
+            f"{len(cache.layers)} of {described(cache.attention)}: it belongs to another model."
         )
     return cache

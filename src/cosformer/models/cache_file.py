@@ -1,7 +1,7 @@
 """A cache as a safetensors file: its tensors by name, everything else as JSON in the header."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,14 @@ from torch import Tensor
 
 from cosformer.attention import State
 from cosformer.attention.registry import state_type
+from cosformer.models.mixture import described, per_layer
+from cosformer.nn import ConvolvedState
 
 if TYPE_CHECKING:
     from cosformer.models.cache import CosformerCache
 
 _KEY = "cosformer_cache"
+_ADDED_LATER = {"conv_size": None, "qk_norm": False}  # what files say nothing of that were written before
 
 
 def write(cache: "CosformerCache", path: Path) -> None:
@@ -27,14 +30,10 @@ def write(cache: "CosformerCache", path: Path) -> None:
     for i, layer in enumerate(cache.layers):
         numbers: dict[str, Any] = {"columns": layer.columns}
         for name, state in layer.states.items():
-            parts = {f.name: getattr(state, f.name) for f in fields(state)}
-            numbers[name] = {k: x for k, x in parts.items() if not isinstance(x, Tensor)}
-            for k, x in parts.items():
-                if isinstance(x, Tensor):
-                    # Layers may share their positions, and a file may not.
-                    tensors[f"{i}.{name}.{k}"] = x.detach().clone(memory_format=torch.contiguous_format)
+            numbers[name] = _apart(state, f"{i}.{name}", tensors)
         layers.append(numbers)
-    header = {"attention": cache.attention, "model": cache.made_for, "layers": layers}
+    attention = cache.attention[0] if len(set(cache.attention)) == 1 else list(cache.attention)
+    header = {"attention": attention, "model": cache.made_for, "layers": layers}
     save_file(tensors, path, metadata={_KEY: json.dumps(header)})
 
 
@@ -50,33 +49,57 @@ def read(into: "CosformerCache", path: Path) -> "CosformerCache":
     if text is None:
         raise ValueError(f"{path} is not the file of a cache: CosformerCache.save writes those.")
     header = json.loads(text)
-    if header["attention"] != into.attention or len(header["layers"]) != len(into.layers):
+    names = tuple(per_layer("attention", header["attention"], len(header["layers"]), None))
+    if names != into.attention:
         raise ValueError(
-            f"{path} holds {len(header['layers'])} layers of attention {header['attention']!r}, but the "
-            f"model has {len(into.layers)} of {into.attention!r}: it belongs to another model."
+            f"{path} holds {len(names)} layers of attention {described(names)}, but the model has "
+            f"{len(into.layers)} of {described(into.attention)}: it belongs to another model."
         )
     if "model" not in header:
         raise ValueError(
             f"{path} does not say which model it belongs to, as files of earlier versions do not: compute "
             "the cache again, and save it."
         )
-    there, here = header["model"], json.loads(json.dumps(into.made_for))  # lists in place of tuples
+    there = {**_ADDED_LATER, **header["model"]}
+    here = json.loads(json.dumps(into.made_for))  # lists in place of tuples
     differing = [f"{name} is {there.get(name)!r} there and {here[name]!r} here" for name in here
                  if there.get(name) != here[name]]  # fmt: skip
     if differing:
         raise ValueError(f"{path} belongs to another model: {', '.join(differing)}.")
     for i, (layer, numbers) in enumerate(zip(into.layers, header["layers"], strict=True)):
-        found = {name: _state(into.attention, tensors, f"{i}.{name}.", numbers.get(name)) for name in
-                 ("state", "memory")}  # fmt: skip
-        if found["state"] is not None:
-            layer.put(found["state"], found["memory"], numbers["columns"])
+        kind = state_type(names[i])
+        own = ConvolvedState if into.has_convolution else kind  # a convolution is of self-attention alone
+        state = _together(own, kind, tensors, f"{i}.state", numbers.get("state"))
+        memory = _together(kind, kind, tensors, f"{i}.memory", numbers.get("memory"))
+        if state is not None:
+            layer.put(state, memory, numbers["columns"])
     return into
 
 
-def _state(
-    attention: str, tensors: dict[str, Tensor], prefix: str, numbers: dict[str, Any] | None
+def _apart(state: State, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The numbers of a state, of the one within it too; its tensors go to `tensors`."""
+    numbers = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, Tensor):
+            # Layers may share their positions, and a file may not.
+            tensors[f"{name}.{field.name}"] = value.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            inner = is_dataclass(value)
+            numbers[field.name] = _apart(value, f"{name}.{field.name}", tensors) if inner else value
+    return numbers
+
+
+def _together(
+    own: type[Any], inner: type[Any], tensors: dict[str, Tensor], name: str, numbers: dict[str, Any] | None
 ) -> State | None:
+    """A state of the class `own`, or None; `inner` is the class of the state within it, if there is one."""
     if numbers is None:
         return None
-    own = {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
-    return state_type(attention)(**own, **numbers)
+    parts = {k: tuple(x) if isinstance(x, list) else x for k, x in numbers.items()}
+    for field in fields(own):
+        if f"{name}.{field.name}" in tensors:
+            parts[field.name] = tensors[f"{name}.{field.name}"]
+        elif isinstance(numbers.get(field.name), dict):
+            parts[field.name] = _together(inner, inner, tensors, f"{name}.{field.name}", numbers[field.name])
+    return own(**parts)

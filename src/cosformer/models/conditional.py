@@ -30,13 +30,15 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         name = type(self).__name__
         if config.causal is not None:
             raise ValueError(f"{name} has a side of each kind: causal must be left out of its configuration.")
-        if not config.traits.cross:
-            raise ValueError(f"{name} needs cross-attention, and attention {config.attention!r} has none.")
+        unable = config.lacking("cross")
+        if unable is not None:
+            raise ValueError(f"{name} needs cross-attention, and attention {unable!r} has none.")
         if not config.is_encoder_decoder:
             config = config.for_head(name, causal=False, is_encoder_decoder=True)
             config.causal = None
         super().__init__(config)
         self.encoder = CosformerModel(config.for_head(name, causal=False, is_encoder_decoder=False))
+        self.encoder.bounded = True  # the decoder's cross-attention has no windows
         layers = layers_that_decode(config)
         decoder = config.for_head(name, causal=True, is_encoder_decoder=False, num_hidden_layers=layers)
         self.decoder = CosformerModel(decoder, cross_attention=True)

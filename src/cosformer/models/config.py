@@ -8,9 +8,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cosformer import attention, positions
-from cosformer.attention import Attention, Traits
-from cosformer.nn import feedforward, norm
-from cosformer.ops.checks import positive, positive_int
+from cosformer.models import defaults
+from cosformer.models.mixture import LayerAttention, as_lists, own_parameters
+from cosformer.nn import feedforward, gate, norm
+from cosformer.ops.checks import flag, positive, positive_int
 from cosformer.positions import Position
 
 POOLING = ("cls", "mean", "max")
@@ -24,7 +25,7 @@ _FOREIGN = {
 }  # fmt: skip
 
 
-class CosformerConfig(PreTrainedConfig):
+class CosformerConfig(LayerAttention, PreTrainedConfig):
     """Configuration of every model in `cosformer.models`; the defaults make a small model over bytes.
 
     Args:
@@ -35,10 +36,18 @@ class CosformerConfig(PreTrainedConfig):
         num_attention_heads: heads; hidden_size must be a multiple of it.
         num_key_value_heads: key and value heads (grouped heads); None: as many as heads.
         intermediate_size: width of the feed-forward; None: four times hidden_size.
-        max_position_embeddings: the greatest length of a text, in tokens.
+        max_position_embeddings: the greatest length of a text, in tokens. Where every head of every layer
+            has a window, and the position does not end, a text has no bound (`bounded` is False).
         horizon: M of cosFormer, at least max_position_embeddings; None: equal to it.
-        attention: a name from `cosformer.attention.names()`.
-        attention_parameters: its parameters, where they differ from the defaults.
+        attention: a name from `cosformer.attention.names()`, or a list with one for each layer.
+        attention_parameters: its parameters, where they differ from the defaults, or a list with those of
+            each layer (None for a layer without).
+        conv_size: tokens that a short depthwise convolution of queries, keys and values reads, its own
+            included; centred where the model is bidirectional. None: no convolution. Cross-attention has
+            none.
+        qk_norm: an RMS norm of each head's queries and keys, with a learned scale.
+        output_norm: an RMS norm of each head's output, with a learned scale.
+        output_gate: a gate on the output of attention, from the layer's input: "silu", "sigmoid" or None.
         position: a name from `cosformer.positions.names()`.
         position_parameters: its parameters, where they differ from the defaults.
         causal: whether a token sees only what came before; None: what the head needs (language models
@@ -62,6 +71,7 @@ class CosformerConfig(PreTrainedConfig):
             logits of the others are then not computed while training, and outputs.logits is None.
         use_cache: carry a state from call to call in generation.
         tie_word_embeddings: one matrix for tokens in and out.
+        defaults_version: the defaults that a saved configuration was written with; not to be chosen.
     """
 
     model_type: ClassVar[str] = "cosformer"
@@ -76,8 +86,12 @@ class CosformerConfig(PreTrainedConfig):
     intermediate_size: int | None = None
     max_position_embeddings: int = 2048
     horizon: float | None = None
-    attention: str = "cosformer"
-    attention_parameters: dict[str, Any] | None = None
+    attention: str | list[str] = "cosformer"
+    attention_parameters: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    conv_size: int | None = None
+    qk_norm: bool = False
+    output_norm: bool = False
+    output_gate: str | None = None
     position: str = "none"
     position_parameters: dict[str, Any] | None = None
     causal: bool | None = None
@@ -100,6 +114,12 @@ class CosformerConfig(PreTrainedConfig):
     bos_token_id: int | None = 257
     eos_token_id: int | list[int] | None = 258
     decoder_start_token_id: int | None = 257
+    defaults_version: int = defaults.CURRENT
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """A saved configuration, with the defaults of the version that saved it."""
+        return super().from_dict(defaults.completed(config_dict), **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
@@ -109,7 +129,8 @@ class CosformerConfig(PreTrainedConfig):
             self.intermediate_size = 4 * positive_int("hidden_size", self.hidden_size)
         if self.horizon is None:
             self.horizon = self.max_position_embeddings
-        self.attention_parameters = dict(self.attention_parameters or {})
+        self.attention = as_lists(self.attention)
+        self.attention_parameters = own_parameters(as_lists(self.attention_parameters))
         self.position_parameters = dict(self.position_parameters or {})
         super().__post_init__(**kwargs)
         self.check()
@@ -138,7 +159,14 @@ class CosformerConfig(PreTrainedConfig):
             positive("embedding_range", self.embedding_range)
         self._multiple("hidden_size", "num_attention_heads")
         self._multiple("num_attention_heads", "num_key_value_heads")
-        self._one_of("attention", attention.names())
+        for name in self.attention_names:
+            _one_of("attention", name, attention.names())
+        for name in ("qk_norm", "output_norm"):
+            flag(name, getattr(self, name))
+        if self.conv_size is not None:
+            positive_int("conv_size", self.conv_size)
+        if self.output_gate is not None:
+            self._one_of("output_gate", gate.KINDS)
         self._one_of("position", positions.names())
         self._one_of("feed_forward", feedforward.KINDS)
         self._one_of("norm", norm.KINDS)
@@ -167,24 +195,23 @@ class CosformerConfig(PreTrainedConfig):
                 'pooling "cls" reads the first token, which sees nothing else in a causal model: choose '
                 '"mean" or "max", or causal=False.'
             )
-        if self.num_key_value_heads != self.num_attention_heads and not self.traits.grouped_heads:
-            raise ValueError(
-                f"num_key_value_heads must be num_attention_heads {self.num_attention_heads} for attention "
-                f"{self.attention!r}, which has no grouped heads, but got {self.num_key_value_heads}."
-            )
-        if "horizon" in (self.attention_parameters or {}):
+        if any("horizon" in parameters for parameters in self.layer_parameters):
             raise ValueError(
                 "attention_parameters must not hold horizon: it is a field of the configuration, which "
                 "caches and positions follow too."
             )
         # Unknown parameters and wrong values raise here, and not first in a layer.
         with torch.device("meta"):
-            self.build_attention()
             self.build_position()
+        ungrouped = self.lacking("grouped_heads")
+        if self.num_key_value_heads != self.num_attention_heads and ungrouped is not None:
+            raise ValueError(
+                f"num_key_value_heads must be num_attention_heads {self.num_attention_heads} for attention "
+                f"{ungrouped!r}, which has no grouped heads, but got {self.num_key_value_heads}."
+            )
 
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
-        if getattr(self, name) not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, but got {getattr(self, name)!r}.")
+        _one_of(name, getattr(self, name), known)
 
     def _multiple(self, name: str, of: str) -> None:
         if getattr(self, name) % getattr(self, of) != 0:
@@ -193,26 +220,14 @@ class CosformerConfig(PreTrainedConfig):
             )
 
     @property
-    def traits(self) -> Traits:
-        """What the attention can do with these parameters."""
-        with torch.device("meta"):  # nothing is drawn or filled
-            return self.build_attention().traits
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
-    def build_attention(self) -> Attention:
-        """The mechanism of one layer."""
-        return attention.fit(
-            self.attention,
-            self.attention_parameters or {},
-            num_heads=self.num_attention_heads,
-            num_kv_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            max_length=self.max_position_embeddings,
-            horizon=self.horizon,
-        )
+    def bounded(self) -> bool:
+        """Whether texts end at max_position_embeddings. They do not where every head of every layer has a
+        window and the kind of position has no end (none, rotary, sinusoidal): memory is then constant for
+        ever. Cross-attention has no windows, so an encoder-decoder always has a bound."""
+        with torch.device("meta"):
+            position = self.build_position()
+        ends = any(layer.has_bound for layer in self.attentions)
+        return bool(self.is_encoder_decoder) or ends or position.has_bound
 
     def build_position(self) -> Position:
         return positions.fit(
@@ -235,10 +250,11 @@ class CosformerConfig(PreTrainedConfig):
             )
         decided = bool(self.causal) if causal is None else causal
         trait = "causal" if decided else "bidirectional"
-        if not getattr(self.traits, trait):
+        unable = self.lacking(trait)
+        if unable is not None:
             able = [n for n in attention.names() if getattr(attention.traits(n), trait)]
             raise ValueError(
-                f"{head} needs an attention that is {trait}, and {self.attention!r} is not: choose one of "
+                f"{head} needs an attention that is {trait}, and {unable!r} is not: choose one of "
                 f"{', '.join(able)}."
             )
         if self.causal is decided and not changes:
@@ -248,3 +264,8 @@ class CosformerConfig(PreTrainedConfig):
         for name, value in changes.items():
             setattr(own, name, value)
         return own
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, but got {value!r}.")

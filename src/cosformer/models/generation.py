@@ -1,5 +1,6 @@
 """Generation with a state a layer in place of keys and values."""
 
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -7,7 +8,7 @@ from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 from transformers.utils import logging
 
-from cosformer.models.cache import CosformerCache, checked, layers_that_decode
+from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 
@@ -33,14 +34,21 @@ class StatefulGenerationMixin(GenerationMixin):
                 f"cache_implementation must be left out, but got {generation_config.cache_implementation!r}: "
                 "the model brings its own cache, a state for each layer."
             )
-        if generation_mode == GenerationMode.ASSISTED_GENERATION and config.traits.constant_state:
+        if (
+            generation_mode == GenerationMode.ASSISTED_GENERATION
+            and config.traits.recurrent
+            and not all(config.growing_layers)
+        ):
+            what = "a convolution"
+            if config.conv_size is None:
+                what = f"attention {config.attention_names[config.growing_layers.index(False)]!r}"
             raise ValueError(
                 "prompt_lookup_num_tokens and assistant models must be left out: they take guesses back, and "
-                f"the state of attention {config.attention!r}, of constant size, cannot forget tokens."
+                f"the state of {what}, of constant size, cannot forget tokens."
             )
         given = model_kwargs.get("past_key_values")
         if given is not None:
-            checked(given, layers_that_decode(config), config.attention)
+            checked(given, config)
             mask = model_kwargs.get(f"{self._prefix}attention_mask")
             # A mask of ones alone is gone by now, and its length is kept.
             length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
@@ -54,14 +62,19 @@ class StatefulGenerationMixin(GenerationMixin):
             return
         if generation_config.use_cache is False:
             return
-        if not config.traits.recurrent:
+        unable = config.lacking("recurrent")
+        if unable is not None:
             logger.warning_once(
-                f"attention {config.attention!r} carries no state: the whole text is computed again for each "
-                "token."
+                f"attention {unable!r} carries no state: the whole text is computed again for each token."
             )
             generation_config.use_cache = False
             return
         model_kwargs["past_key_values"] = CosformerCache(config)
+
+    @cached_property
+    def _bounded(self) -> bool:
+        """`config.bounded`, which is asked at each token."""
+        return self.config.bounded
 
     @property
     def _prefix(self) -> str:
@@ -84,13 +97,16 @@ class StatefulGenerationMixin(GenerationMixin):
         cache = prepared.get("past_key_values")
         past = None if cache is None else cache.past
         length = new.shape[1] + (0 if past is None else past.seen)
-        if length > self.config.max_position_embeddings and mask is not None:
+        limit = self.config.max_position_embeddings
+        if length <= limit or not self._bounded:
+            return prepared
+        if mask is not None:
             length = int(mask.sum(1).max())  # padding has no position
-        if length > self.config.max_position_embeddings:
+        if length > limit:
             assert self.config.horizon is not None
             raise HorizonError(
                 horizon=self.config.horizon,
-                length=self.config.max_position_embeddings,
+                length=limit,
                 position=length - 1,
                 sequences=input_ids,
                 past_key_values=cache,

@@ -92,10 +92,11 @@ def whole(batch: int, length: int, device: torch.device, past: Past | None) -> L
     return Layout(at, starts, torch.full_like(starts, length), seen + length, length)
 
 
-def padded(mask: Tensor, past: Past | None, limit: int) -> Layout:
+def padded(mask: Tensor, past: Past | None, limit: int | None) -> Layout:
     """Real tokens where mask [B, T] is True, anywhere in the row.
 
-    A call longer than `limit` may still be short in real tokens: then the padding at the end goes.
+    A call longer than `limit` may still be short in real tokens: then the padding at the end goes. None:
+    there is no limit.
     """
     batch, length = mask.shape
     starts = mask.new_zeros(batch, dtype=torch.int64) if past is None else past.positions
@@ -112,7 +113,7 @@ def padded(mask: Tensor, past: Past | None, limit: int) -> Layout:
                 "an earlier one: there is nothing to say for it. Pad prompts on the left when they are cut "
                 "into pieces (prefill_chunk_size)."
             )
-        if seen + length > limit:
+        if limit is not None and seen + length > limit:
             length = max(1, int(counts.max()))
             order = order[:, :length]
     column = torch.arange(length, device=mask.device)

@@ -41,12 +41,13 @@ class CosformerModel(CosformerPreTrainedModel):
         super().__init__(config.for_head(type(self).__name__, causal=None))
         config = self.config
         self.traits = config.traits
+        self.bounded = cross_attention or config.bounded  # cross-attention has no windows
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = config.build_position()
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(
-            CosformerLayer(config, causal=bool(config.causal), cross_attention=cross_attention)
-            for _ in range(config.num_hidden_layers)
+            CosformerLayer(config, i, causal=bool(config.causal), cross_attention=cross_attention)
+            for i in range(config.num_hidden_layers)
         )
         # Pre-norm leaves its last sum bare; post-norm has a norm after each already, and one on the way in.
         self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
@@ -115,14 +116,14 @@ class CosformerModel(CosformerPreTrainedModel):
                     x,
                     source,
                     rotate=rotate,
-                    key_mask=layout.real,
+                    lengths=None if layout.real is None else layout.counts,
                     cu_seqlens=layout.cu_seqlens,
                     state=before,
                     return_state=entry is not None,
                     memory=Memory(source_mask, finished, layout.starts, layout.seen),
                 )
                 if entry is not None:
-                    # Padding behind the real tokens was counted by the attention; it has no position.
+                    # `seen` counts padding, where the attention cannot know better without a look at lengths.
                     entry.put(placed(state, after, layout.longest), memory_state, layout.columns)
                 if output_hidden_states:
                     hidden.append(layout.leave(x))
@@ -161,7 +162,7 @@ class CosformerModel(CosformerPreTrainedModel):
         """The cache to read and write, or None."""
         config = self.config
         if given is not None:
-            return checked(given, len(self.layers), config.attention)
+            return checked(given, config)
         if use_cache is None:
             use_cache = (
                 config.use_cache and bool(config.causal) and self.traits.recurrent and not self.training
@@ -192,7 +193,6 @@ class CosformerModel(CosformerPreTrainedModel):
                 "of them."
             )
         past = None if cache is None else cache.past
-        limit = self.config.max_position_embeddings
         if cu_seqlens is None and attention_mask is None and past is None and position_ids is not None:
             bounds = layouts.restarts(position_ids.expand(batch, -1))
             if bounds is not None:
@@ -212,7 +212,7 @@ class CosformerModel(CosformerPreTrainedModel):
             layout = layouts.whole(batch, length, x.device, past)
         else:
             mask = self._mask(attention_mask, batch, length, 0 if past is None else past.columns)
-            layout = layouts.padded(mask, past, limit)
+            layout = layouts.padded(mask, past, self._limit)
         self._within(layout, cache)
         if position_ids is not None:
             layouts.check_positions(position_ids, layout)
@@ -237,9 +237,14 @@ class CosformerModel(CosformerPreTrainedModel):
                 )
         return own != 0
 
+    @property
+    def _limit(self) -> int | None:
+        """The greatest length of a text; None: there is none."""
+        return self.config.max_position_embeddings if self.bounded else None
+
     def _within(self, layout: Layout, cache: CosformerCache | None) -> Layout:
-        limit = self.config.max_position_embeddings
-        if layout.longest > limit:
+        limit = self._limit
+        if limit is not None and layout.longest > limit:
             assert self.config.horizon is not None
             raise HorizonError(
                 horizon=self.config.horizon, length=limit, position=layout.longest - 1, past_key_values=cache

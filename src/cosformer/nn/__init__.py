@@ -2,18 +2,24 @@
 
 from cosformer.nn.attention import CosformerAttention
 from cosformer.nn.block import Block, BlockOutput, Memory
+from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.feedforward import FeedForward
+from cosformer.nn.gate import OutputGate
 from cosformer.nn.multihead import MultiheadAttention
 from cosformer.nn.norm import build_norm
 from cosformer.nn.one_vs_each import one_vs_each_loss
+from cosformer.nn.state import ConvolvedState
 
 __all__ = [
     "Block",
     "BlockOutput",
+    "ConvolvedState",
     "CosformerAttention",
     "FeedForward",
     "Memory",
     "MultiheadAttention",
+    "OutputGate",
+    "ShortConvolution",
     "build_norm",
     "one_vs_each_loss",
 ]

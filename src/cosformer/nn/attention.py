@@ -1,5 +1,7 @@
 """The multi-head module of the paper: projections, heads, and the operator between them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from cosformer.nn.projections import Projections
 from cosformer.ops import CosformerState, cosformer_attention
 from cosformer.ops.backends import NAMES
 from cosformer.ops.checks import epsilon, flag, positive
+from cosformer.ops.windows import check_windows, public
 
 
 class CosformerAttention(Projections):
@@ -22,7 +25,9 @@ class CosformerAttention(Projections):
         kdim, vdim: width of key and value, embed_dim unless given.
         num_kv_heads: key and value heads, num_heads unless given (grouped heads).
         causal: a position sees itself and what came before.
-        horizon: M of the operator; needed where a state is carried. None: the length of the call.
+        horizon: M of the operator; needed where a state is carried, unless every head has a window. None:
+            the length of the call.
+        windows: an int or None for each key-value head, as in the operator; None: no head has one.
         bias: of the projections.
         eps: lower bound of the denominator.
         backend: of the operator.
@@ -38,6 +43,7 @@ class CosformerAttention(Projections):
         num_kv_heads: int | None = None,
         causal: bool = False,
         horizon: float | None = None,
+        windows: Sequence[int | None] | None = None,
         bias: bool = True,
         eps: float = 1e-6,
         backend: str = "auto",
@@ -58,6 +64,7 @@ class CosformerAttention(Projections):
             raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
         self.causal, self.eps, self.backend = flag("causal", causal), epsilon(eps), backend
         self.horizon = None if horizon is None else positive("horizon", horizon)
+        self.windows = public(check_windows(windows, self.num_kv_heads))
 
     def forward(
         self,
@@ -69,6 +76,7 @@ class CosformerAttention(Projections):
         *,
         query_offset: int | None = None,
         cu_seqlens: Tensor | None = None,
+        lengths: Tensor | None = None,
         return_state: bool = False,
     ) -> Tensor | tuple[Tensor, CosformerState]:
         """[B, Tq, embed_dim], and the state after this call's keys with `return_state`.
@@ -79,10 +87,12 @@ class CosformerAttention(Projections):
             *self.project(query, key, value),
             causal=self.causal,
             horizon=self.horizon,
+            windows=self.windows,
             key_mask=key_mask,
             query_offset=query_offset,
             cu_seqlens=cu_seqlens,
             eps=self.eps,
+            lengths=lengths,
             state=state,
             return_state=return_state,
             backend=self.backend,
@@ -94,4 +104,5 @@ class CosformerAttention(Projections):
 
     def extra_repr(self) -> str:
         horizon = "length" if self.horizon is None else f"{self.horizon:g}"
-        return f"heads={self.num_heads}/{self.num_kv_heads}, causal={self.causal}, horizon={horizon}"
+        windows = "" if self.windows is None else f", windows={self.windows}"
+        return f"heads={self.num_heads}/{self.num_kv_heads}, causal={self.causal}, horizon={horizon}{windows}"

@@ -18,6 +18,11 @@ class Position(nn.Module):
     token gets what it would get alone.
     """
 
+    @property
+    def has_bound(self) -> bool:
+        """Whether there are positions up to the greatest length of the model alone."""
+        return False
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Tokens [B, T, hidden_size] on their way into the first layer."""
         return x

@@ -22,5 +22,9 @@ class LearnedPosition(Position):
             positive_int("max_length", max_length), positive_int("hidden_size", hidden_size)
         )
 
+    @property
+    def has_bound(self) -> bool:
+        return True
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.table(positions)

@@ -113,6 +113,10 @@ class StochasticPosition(Position, Drawn):
         other = self.key_filter[..., p.clamp(0, self.taps - 1)] * inside  # (Hk, D, distances, taps)
         return (self.query_filter.unsqueeze(2) * other).sum(-1).unflatten(-1, distance.shape)
 
+    @property
+    def has_bound(self) -> bool:
+        return self.kind == "conv"
+
     def rotation(self, positions: Tensor) -> Rotate:
         waves = self._waves(positions) if self.kind == "sine" else None
 

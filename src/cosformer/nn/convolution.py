@@ -1,0 +1,134 @@
+"""A short depthwise convolution over time: each channel mixed with its own last few values.
+
+    causal      y_t = x_t + sum_{j = 0 .. K-1} w_j x_{t-j}
+    both sides  y_t = x_t + sum_{j = -r .. r}  w_j x_{t-j},   r = floor(K / 2)
+
+What lies outside of a token's own document, or in padding, is 0. The weights are the difference from the
+identity, so that small ones leave the tokens nearly as they came.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cosformer.ops.checks import flag, positive_int
+
+
+class ShortConvolution(nn.Module):
+    """x [B, T, channels] in and out.
+
+    Args:
+        channels: each is convolved by itself.
+        size: K, the tokens that a causal output reads, its own included.
+        causal: only what came before; else floor(K / 2) tokens on each side, so that the window is centred
+            (an even size reads one token more).
+    """
+
+    def __init__(self, channels: int, size: int, *, causal: bool = True):
+        super().__init__()
+        self.channels, self.size = positive_int("channels", channels), positive_int("size", size)
+        self.causal = flag("causal", causal)
+        reach = self.size // 2
+        # How far back each weight looks; behind the token itself where negative.
+        self.distances = tuple(range(self.size)) if causal else tuple(range(-reach, reach + 1))
+        self.weight = nn.Parameter(torch.empty(channels, len(self.distances)))
+        self.reset_parameters()
+
+    @property
+    def memory(self) -> int:
+        """Inputs that a state holds."""
+        return self.size - 1
+
+    def reset_parameters(self) -> None:
+        """Near the identity, and different in every channel."""
+        nn.init.normal_(self.weight, std=0.1)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_mask: Tensor | None = None,
+        lengths: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        state: Tensor | None = None,
+        return_state: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """y [B, T, channels] and, with `return_state`, the last K - 1 inputs of each row (else None).
+
+        Args:
+            key_mask: bool [B, T]; where it is False the input counts as 0.
+            lengths: [B], real tokens at the front of each row; the state ends with the last of them.
+            cu_seqlens: [N + 1], bounds of documents packed into one row; states are then of documents.
+            state: [B, K - 1, channels], the inputs before this call, 0 where there were none.
+        """
+        if (state is not None or return_state) and not self.causal:
+            raise ValueError(
+                "a convolution over both sides has no state: what comes later would change what was said. "
+                "Use causal=True."
+            )
+        if cu_seqlens is not None and (key_mask is not None or lengths is not None):
+            raise ValueError(
+                "cu_seqlens goes with neither key_mask nor lengths: a packed row has no padding."
+            )
+        x = _without_padding(x, key_mask, lengths)
+        if cu_seqlens is None:
+            return self._rows(x, lengths, state, return_state)
+        return self._packed(x, cu_seqlens, state, return_state)
+
+    def _rows(
+        self, x: Tensor, lengths: Tensor | None, state: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Each row is one document."""
+        length, back, ahead = x.shape[1], self.distances[-1], -self.distances[0]
+        around = F.pad(x, (0, 0, back, ahead)) if state is None else torch.cat([state.to(x.dtype), x], 1)
+        y, weight = x, self.weight.to(x.dtype)
+        for i, j in enumerate(self.distances):
+            y = torch.addcmul(y, around[:, back - j : back - j + length], weight[:, i])
+        if not return_state:
+            return y, None
+        if lengths is None:
+            return y, around[:, length:].clone()  # a view would keep all of the call's inputs alive
+        last = lengths[:, None] + torch.arange(self.memory, device=x.device)
+        return y, around.gather(1, last[..., None].expand(-1, -1, self.channels))
+
+    def _packed(
+        self, x: Tensor, cu_seqlens: Tensor, state: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Documents end to end in the one row of x [1, T, channels]; states are [N, K - 1, channels]."""
+        length, back, ahead = x.shape[1], self.distances[-1], -self.distances[0]
+        bounds = cu_seqlens.to(torch.int64)
+        starts, sizes = bounds[:-1], bounds.diff()
+        column = torch.arange(length, device=x.device)
+        document = (torch.searchsorted(bounds, column, right=True) - 1).clamp(0, len(sizes) - 1)
+        place, size = column - starts[document], sizes[document]
+        around, y, weight = F.pad(x[0], (0, 0, back, ahead)), x[0], self.weight.to(x.dtype)
+        for i, j in enumerate(self.distances):
+            foreign = (place < j) | (place - j >= size)
+            part = around[back - j : back - j + length] * weight[:, i]
+            y = y + part.masked_fill(foreign[:, None], 0)
+        if state is not None and length > 0:
+            # What the past adds to the first K - 1 tokens of each document.
+            nothing = x.new_zeros(len(sizes), self.memory, self.channels)
+            part, _ = self._rows(nothing, None, state, False)
+            begin = torch.arange(self.memory, device=x.device)
+            part = part.masked_fill((begin >= sizes[:, None])[..., None], 0)
+            where = (starts[:, None] + begin).clamp_max(length - 1)
+            y = y.index_add(0, where.flatten(), part.flatten(0, 1))
+        return y[None], self._last(x[0], starts, sizes, state) if return_state else None
+
+    def _last(self, x: Tensor, starts: Tensor, sizes: Tensor, state: Tensor | None) -> Tensor:
+        """The last K - 1 inputs of each document of x [T, channels], those before this call included."""
+        if state is None:
+            state = x.new_zeros(len(sizes), self.memory, self.channels)
+        place = sizes[:, None] + torch.arange(-self.memory, 0, device=x.device)  # before 0: of the state
+        row = torch.arange(len(sizes), device=x.device)[:, None]
+        before = state.to(x.dtype)[row, (self.memory + place).clamp_max(self.memory - 1)]
+        own = before if x.shape[0] == 0 else x[(starts[:, None] + place).clamp_min(0)]
+        return torch.where((place < 0)[..., None], before, own)
+
+
+def _without_padding(x: Tensor, key_mask: Tensor | None, lengths: Tensor | None) -> Tensor:
+    if lengths is not None:
+        real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        key_mask = real if key_mask is None else key_mask & real
+    return x if key_mask is None else x.masked_fill(~key_mask[..., None], 0)
