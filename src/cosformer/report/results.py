@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+from cosformer.record_format import NON_SEMANTIC_FIELDS
 from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
 from cosformer.terminal import size
 
 Record = dict[str, Any]
 
 # Of a run's settings: what may differ between two runs of the same experiment.
-_NO_MATTER = ("seed", "attention", "device", "data", "workers", "keep", "log_every", "save_every")
+_NO_MATTER = ("seed", "attention", *NON_SEMANTIC_FIELDS)
 
 SMALLEST = "tiny"
 SPREAD = (

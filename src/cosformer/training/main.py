@@ -87,7 +87,7 @@ def train(
     with Interrupt() as interrupt:
         trainer = RunTrainer(
             run, task, net, folder, settings, order=order, sources=sources, log=log, interrupt=interrupt,
-            status=status, progress=chosen(progress if main else False, f"{run.task} · {run.attention}"),
+            status=status, progress=chosen(progress if main else False, f"{run.task} · {run.mechanism}"),
         )  # fmt: skip
         # Each process has its own dropout.
         torch.manual_seed(run.seed * 1_000_003 + settings.process_index)
