@@ -11,6 +11,7 @@ from typing import Any
 
 from cosformer import attention as mechanisms
 from cosformer.models import CosformerConfig
+from cosformer.report.places import cost
 from cosformer.training import Run, recipes
 from cosformer.training.run import digest
 
@@ -114,13 +115,6 @@ def _takes_lists() -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def cost(record: Record) -> float:
-    """The score on the validation split, so that less is better."""
-    metric = record["metric"]
-    score = metric["valid"][metric["name"]]
-    return -score if metric["higher_is_better"] else score
 
 
 def by_name(records: Iterable[Record]) -> dict[str, Record]:

@@ -267,7 +267,8 @@ class Scheduler:
         elif how == "failed":
             run = build(entry, self.records, self.failed)
             self.failed[entry.name] = {"digest": digest(run), "reason": outcome["reason"]}
-            files.write_json(self.failures, self.failed)
+            for path in (self.failures, self.out / self.failures.name):
+                files.write_json(path, self.failed)
             self._say(f"FAILED: {entry.name}: {outcome['reason']}")
         else:
             self._say(f"is cut off: {entry.name}, after {took:.0f} s")

@@ -10,7 +10,7 @@ from benchmarks import machine
 from benchmarks.plan import Entry, Record, files_of
 from benchmarks.scheduler import Scheduler
 from benchmarks.terminal import Parser, plain, seconds, size
-from cosformer.report.records import runs
+from cosformer.report import records
 from cosformer.training import files
 
 Plans = Mapping[str, Callable[[], list[Entry]]]
@@ -66,7 +66,7 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
 
 
 def _known(folder: Path) -> list[Record]:
-    return [r for r in runs(folder) if "experiment" in r] if folder.is_dir() else []
+    return [r for r in records.runs(folder) if "experiment" in r] if folder.is_dir() else []
 
 
 def overview(scheduler: Scheduler, jobs: int) -> str:
@@ -132,8 +132,13 @@ def age() -> float:
 
 
 def collect(path: Path, results: Path) -> int:
-    """Adds the records of a file to those of the project, each once: one file for each plan."""
-    found = files.lines(path)
+    """Adds the records of a file to those of the project, each once: one file for each plan. So it does with
+    the failures that lie beside them."""
+    found, failures = files.lines(path), path.with_name("failures.json")
+    if failures.is_file():
+        known = records.failures(results) | files.read_json(failures)
+        made = {r["experiment"]["name"] for r in found}
+        files.write_json(results / records.FAILURES, {k: v for k, v in known.items() if k not in made})
     return sum(
         files.append_once(results / f"plan-{r['experiment']['plan']}.jsonl", r, "id") for r in found
     )  # fmt: skip
