@@ -130,7 +130,8 @@ def ablation(places: Places, variants: Sequence[str]) -> Section:
         "step, cosine schedule, the same data in the same order; held-out bits over the first million bytes "
         "of the validation and of the test part. The learning rate is the best of three of the model's "
         "family with the short budget. Tokens a second were taken with several runs side by side on the GPU "
-        "and do not compare. Again: `python -m benchmarks.ablation`; one row: `--only 'enwik8/short/windows'`."
+        "and do not compare. Again: `python -m benchmarks.ablation`; one row: "
+        "`--only 'enwik8/short/windows'`."
     )
     blocks: list[Block] = [Table(header, rows, caption)]
     failed = [f"{name}: {said['reason']}" for name, said in places.failures.items()]
