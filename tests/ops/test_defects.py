@@ -10,7 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cosformer import CosformerAttention, cosformer_attention
-from cosformer.ops import chunked
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import Saved, Upstream
+from cosformer.ops.chunked.op import Chunked
+from cosformer.ops.windowed import WindowedBackend
 
 from .cases import distance, make
 
@@ -33,10 +36,13 @@ class LargestTensor(TorchDispatchMode):
 def test_1_causal_never_holds_a_state_for_every_position(kept):
     length, dim = 2048, 64
     q, k, v, grad = (torch.randn(1, length, 1, dim) for _ in range(4))
-    settings = (True, 0, float(length), 1e-6)
+    args = AttentionArgs(q, k, v, *[None] * 5, True, 0, float(length), 1e-6, False, kept)
+    backend = WindowedBackend(Chunked())
     with LargestTensor() as ours:
-        out, den, states, _ = chunked.forward(q, k, v, None, None, None, *settings, True, kept)
-        chunked.backward(grad, None, q, k, v, out, den, states, None, None, None, *settings)
+        made = backend.forward(args)
+        backend.backward(
+            args, Saved(made.out, made.den, made.kept if kept else None), Upstream(grad, None, None)
+        )
     assert 0 < ours.numel <= 8 * q.numel() < length * dim * dim
 
     with LargestTensor() as theirs:  # the measure sees what it should: the authors' form is such a tensor

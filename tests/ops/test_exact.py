@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from cosformer.ops.steps import LARGE_BUFFER, tiling
+from cosformer.ops.chunked.plan import LARGE_BUFFER, tiling
 
 from .cases import KINDS, distance, make
 
@@ -89,7 +89,7 @@ def test_where_eps_holds_the_denominator(causal, length):
 @pytest.mark.parametrize("buffer", [2**13, LARGE_BUFFER])
 def test_several_tiles_of_the_batch(buffer, causal, monkeypatch):
     """A batch walked in tiles, several chunks to a step, equals the same batch walked at once."""
-    monkeypatch.setattr("cosformer.ops.steps.BUFFER", buffer)
+    monkeypatch.setattr("cosformer.ops.chunked.plan.BUFFER", buffer)
     shape = {"heads": 2, "dim": 16} if buffer < LARGE_BUFFER else {"heads": 16, "dim": 64}
     length = 300 if buffer < LARGE_BUFFER else 130
     at_once = tiling(length, shape["heads"], (shape["dim"],) * 2, torch.device("cpu"))[1]

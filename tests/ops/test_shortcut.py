@@ -21,9 +21,9 @@ def asked(monkeypatch):
     """The calls for which a backend was chosen."""
     found = []
 
-    def choose(name, request):
-        found.append(request)
-        return really_choose(name, request)
+    def choose(name, args, seen):
+        found.append(args)
+        return really_choose(name, args, seen)
 
     monkeypatch.setattr(shortcut, "_known", {})
     monkeypatch.setattr(interface, "choose", choose)
@@ -50,10 +50,10 @@ def test_who_cannot_play_is_asked_once(monkeypatch):
 def test_what_is_known_is_played(asked, monkeypatch):
     monkeypatch.setattr(shortcut, "kind", lambda *call: ("a kind",))
     backend = SimpleNamespace(
-        run=lambda request: (request.q + request.v, None),
-        again=lambda request: lambda q, k, v: q - v,
+        run=lambda args: (args.q + args.v, None, None),
+        again=lambda args: lambda q, k, v: q - v,
     )
-    monkeypatch.setattr(interface, "choose", lambda name, request: backend)
+    monkeypatch.setattr(interface, "choose", lambda name, args, seen: backend)
     q, k, v = (x.float() for x in tensors("cpu"))
     assert torch.equal(cosformer_attention(q, k, v), q + v)
     assert torch.equal(cosformer_attention(q, k, v), q - v)

@@ -9,37 +9,24 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosformer.ops.angles import length_or
+from cosformer.ops.args import AttentionArgs
 from cosformer.ops.hopper import support as hopper
 from cosformer.ops.reference import reference
 from cosformer.ops.shortcut import Play
-from cosformer.ops.state import CosformerState
 
 
-@dataclass  # not frozen: that would cost more than all checks
-class Request:
-    """A call of `cosformer_attention` after validation. Defaults are filled in but for `horizon`, where
-    None still means max(Tq, Tk)."""
+class Result(NamedTuple):
+    """out, and the outgoing sums of the heads without a window where they were asked for."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    causal: bool
-    horizon: float | None
-    key_mask: Tensor | None
-    query_offset: int
-    cu_seqlens: Tensor | None
-    eps: float
-    state: CosformerState | None
-    return_state: bool
-
-
-Result = tuple[Tensor, CosformerState | None]
+    out: Tensor
+    numerator: Tensor | None
+    denominator: Tensor | None
 
 
 class NotServed(ValueError):
@@ -48,13 +35,16 @@ class NotServed(ValueError):
 
 @dataclass(frozen=True)
 class Backend:
+    """`not_supported_reasons` and `run` take validated calls; `seen` is how many positions a carried state
+    has seen at most, None where none comes or goes."""
+
     name: str
     summary: str
     not_available_reason: Callable[[], str | None]
-    not_supported_reasons: Callable[[Request], list[str]]
-    run: Callable[[Request], Result]
+    not_supported_reasons: Callable[[AttentionArgs, int | None], list[str]]
+    run: Callable[[AttentionArgs], Result]
     devices: tuple[str, ...] | None = None  # where "auto" may choose it; None: anywhere
-    again: Callable[[Request], Play | None] | None = None  # after a call: how to play it again
+    again: Callable[[AttentionArgs], Play | None] | None = None  # after a call: how to play it again
 
 
 @dataclass(frozen=True)
@@ -67,61 +57,44 @@ class BackendStatus:
     reason: str | None
 
 
-def _run_reference(r: Request) -> Result:
-    return reference(**(r.__dict__ | {"horizon": length_or(r.horizon, r.q, r.k)}))
+def _run_reference(args: AttentionArgs) -> Result:
+    return Result(*reference(args.but(horizon=length_or(args.horizon, args.q, args.k))))
 
 
-def _run_op(attention: Callable[..., Any], r: Request) -> Result:
-    """A call of one of the library's ops (custom_op.py)."""
-    s = r.state
-    positions = None if s is None else s.positions
-    if r.return_state and positions is None:  # a state counts from the first key: fix the origin there
-        rows = r.q.shape[0] if r.cu_seqlens is None else r.cu_seqlens.shape[0] - 1
-        positions = r.q.new_zeros(rows, dtype=torch.int64)
-    keep = torch.is_grad_enabled() and (
-        r.q.requires_grad
-        or r.k.requires_grad
-        or r.v.requires_grad
-        or (s is not None and (s.numerator.requires_grad or s.denominator.requires_grad))
-    )
-    out, _, _, numerator, denominator = attention(
-        r.q, r.k, r.v, r.key_mask, r.cu_seqlens, None if s is None else s.numerator,
-        None if s is None else s.denominator, positions, r.causal, r.query_offset, r.horizon, r.eps,
-        r.return_state, keep,
-    )  # fmt: skip
-    if not r.return_state or positions is None or r.horizon is None:
-        return out, None
-    return out, CosformerState(numerator, denominator, *_seen_after(r, positions), r.horizon)
+def _run_op(attention: Callable[[AttentionArgs], Any], args: AttentionArgs) -> Result:
+    """A call of one of the library's ops (autograd.py)."""
+    out, _, _, numerator, denominator = attention(args)
+    return Result(out, numerator, denominator) if args.return_state else Result(out, None, None)
 
 
-def _run_chunked(r: Request) -> Result:
-    from cosformer.ops.chunked_op import chunked_attention
+def _run_chunked(args: AttentionArgs) -> Result:
+    from cosformer.ops.chunked.op import chunked_attention
 
-    return _run_op(chunked_attention, r)
+    return _run_op(chunked_attention, args)
 
 
-def _run_triton(r: Request) -> Result:
+def _run_triton(args: AttentionArgs) -> Result:
     from cosformer.ops.triton.op import triton_attention
 
-    return _run_op(triton_attention, r)
+    return _run_op(triton_attention, args)
 
 
-def _run_hopper(r: Request) -> Result:
+def _run_hopper(args: AttentionArgs) -> Result:
     from cosformer.ops.hopper.op import hopper_attention
 
-    return _run_op(hopper_attention, r)
+    return _run_op(hopper_attention, args)
 
 
-def _again_triton(r: Request) -> Play | None:
+def _again_triton(args: AttentionArgs) -> Play | None:
     from cosformer.ops.triton.run import again
 
-    return again(r)
+    return again(args)
 
 
-def _again_hopper(r: Request) -> Play | None:
+def _again_hopper(args: AttentionArgs) -> Play | None:
     from cosformer.ops.hopper.run import again
 
-    return again(r)
+    return again(args)
 
 
 # Triton's interpreter runs kernels on the CPU: far too slow to serve, and good enough to test.
@@ -151,9 +124,9 @@ def _no_triton() -> str | None:
 _WIDEST = 256  # features: where the tables of ops/triton/configs.py end
 
 
-def _not_for_triton(r: Request) -> list[str]:
+def _not_for_triton(args: AttentionArgs, seen: int | None) -> list[str]:
     reasons = []
-    device = r.q.device
+    device = args.q.device
     if device.type == "cuda" and device not in _able:
         gpu = torch.cuda.get_device_properties(device)
         if gpu.major < 8:
@@ -162,29 +135,19 @@ def _not_for_triton(r: Request) -> list[str]:
             _able.add(device)
     elif device.type != "cuda" and not _INTERPRETED:
         reasons.append(f"the tensors are on {device.type}, and it runs on CUDA GPUs")
-    if r.q.dtype == torch.float64:
+    if args.q.dtype == torch.float64:
         reasons.append("it does not compute in torch.float64")
-    for name, x in (("D", r.k), ("Dv", r.v)):
+    for name, x in (("D", args.k), ("Dv", args.v)):
         if x.shape[3] > _WIDEST:
             reasons.append(f"{name} must be at most {_WIDEST}, and is {x.shape[3]}")
     return reasons
 
 
-def _not_for_hopper(r: Request) -> list[str]:
-    # A state counts from the first key: that it is asked for fixes the origin there.
-    seen = r.state.seen if r.state is not None else 0 if r.return_state else None
-    packed = r.cu_seqlens is not None
-    return hopper.not_supported_reasons(r.q, r.k, r.v, r.causal, r.horizon, r.query_offset, packed, seen)
-
-
-def _seen_after(r: Request, before: Tensor) -> tuple[Tensor, int]:
-    """How many positions each row has seen after this call, and a bound on it that needs no look."""
-    bound = r.k.shape[1] + (0 if r.state is None else r.state.seen)
-    if r.cu_seqlens is None:
-        return before + r.k.shape[1], bound
-    after = before + r.cu_seqlens.diff()
-    known = after.device.type == "cpu" and not torch.compiler.is_compiling()
-    return after, int(after.max()) if known else bound
+def _not_for_hopper(args: AttentionArgs, seen: int | None) -> list[str]:
+    packed = args.cu_seqlens is not None
+    return hopper.not_supported_reasons(
+        args.q, args.k, args.v, args.causal, args.horizon, args.query_offset, packed, seen
+    )
 
 
 # Fastest first; "auto" takes the first that is meant for the device, available, and supports the request.
@@ -211,14 +174,14 @@ _BACKENDS = (
         "chunked",
         "linear time and memory in plain PyTorch, any device",
         lambda: None,
-        lambda request: [],
+        lambda args, seen: [],
         _run_chunked,
     ),
     Backend(
         "reference",
         "the paper's equation, quadratic, any device",
         lambda: None,
-        lambda request: [],
+        lambda args, seen: [],
         _run_reference,
     ),
 )
@@ -232,20 +195,20 @@ def backends() -> list[BackendStatus]:
     return [BackendStatus(b.name, b.summary, reason is None, reason) for b, reason in reasons]
 
 
-def can_serve(name: str, request: Request) -> bool:
+def can_serve(name: str, args: AttentionArgs, seen: int | None) -> bool:
     backend = next(b for b in _BACKENDS if b.name == name)
-    return backend.not_available_reason() is None and not backend.not_supported_reasons(request)
+    return backend.not_available_reason() is None and not backend.not_supported_reasons(args, seen)
 
 
-def choose(name: str, request: Request) -> Backend:
+def choose(name: str, args: AttentionArgs, seen: int | None) -> Backend:
     refusals = []
     for backend in _BACKENDS:
         if name not in ("auto", backend.name):
             continue
-        if name == "auto" and backend.devices is not None and request.q.device.type not in backend.devices:
+        if name == "auto" and backend.devices is not None and args.q.device.type not in backend.devices:
             continue
         unavailable = backend.not_available_reason()
-        reasons = backend.not_supported_reasons(request) if unavailable is None else [unavailable]
+        reasons = backend.not_supported_reasons(args, seen) if unavailable is None else [unavailable]
         if not reasons:
             return backend
         refusals.append(f"{backend.name}: {'; '.join(reasons)}")

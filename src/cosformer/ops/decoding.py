@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cosformer.ops.backends import Request, can_serve
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.backends import can_serve
 from cosformer.ops.checks import epsilon, within_horizon
 from cosformer.ops.interface import check_call, cosformer_attention
 from cosformer.ops.state import CosformerState
@@ -36,18 +37,29 @@ def decode_step(
             "cosformer_attention(..., state=state, return_state=True) for longer pieces."
         )
     eps = epsilon(eps)
-    within_horizon(state.seen, state.horizon, state.seen)
-    request = Request(q, k, v, True, state.horizon, key_mask, 0, None, eps, state, True)
-    if q.is_cuda and can_serve("triton", request):
+    if state.horizon is not None:
+        within_horizon(state.seen, state.horizon, state.seen)
+    args = AttentionArgs(
+        q, k, v, key_mask, None, state.numerator, state.denominator, state.positions, True, 0, state.horizon,
+        eps, True, False,
+    )  # fmt: skip
+    if (
+        q.is_cuda
+        and state.horizon is not None
+        and state.windows is None
+        and can_serve("triton", args, state.seen)
+    ):
         from cosformer.ops.triton.op import step
 
         out = step(q, k, v, key_mask, state.numerator, state.denominator, state.positions, state.horizon, eps)
     else:
         out, after = cosformer_attention(
-            q, k, v, causal=True, horizon=state.horizon, key_mask=key_mask, eps=eps, state=state,
-            return_state=True,
+            q, k, v, causal=True, horizon=state.horizon, windows=state.windows, key_mask=key_mask, eps=eps,
+            state=state, return_state=True,
         )  # fmt: skip
-        state.numerator.copy_(after.numerator)
-        state.denominator.copy_(after.denominator)
+        for name in ("numerator", "denominator", "keys", "values"):
+            old, new = getattr(state, name), getattr(after, name)
+            if old is not None:
+                old.copy_(new)
     state.positions.add_(1)
     return out, replace(state, seen=state.seen + 1)

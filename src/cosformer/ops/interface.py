@@ -1,5 +1,6 @@
 """The public function: what its arguments mean, whether they fit together, and who computes it."""
 
+from collections.abc import Sequence
 from functools import partial
 from numbers import Integral
 from typing import Literal, overload
@@ -8,10 +9,12 @@ import torch
 from torch import Tensor
 
 from cosformer.ops import shortcut
-from cosformer.ops.backends import NAMES, Request, choose
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.backends import NAMES, choose
 from cosformer.ops.checks import epsilon, flag, positive, within_horizon
-from cosformer.ops.packing import check_documents
+from cosformer.ops.packing import check_documents, document_bounds
 from cosformer.ops.state import CosformerState
+from cosformer.ops.windows import Windows, check_windows, last_keys, public, same_windows, state_rows
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -24,10 +27,12 @@ def cosformer_attention(
     *,
     causal: bool = ...,
     horizon: float | None = ...,
+    windows: Sequence[int | None] | None = ...,
     key_mask: Tensor | None = ...,
     query_offset: int | None = ...,
     cu_seqlens: Tensor | None = ...,
     eps: float = ...,
+    lengths: Tensor | None = ...,
     state: CosformerState | None = ...,
     return_state: Literal[False] = ...,
     backend: str = ...,
@@ -42,10 +47,12 @@ def cosformer_attention(
     *,
     causal: bool = ...,
     horizon: float | None = ...,
+    windows: Sequence[int | None] | None = ...,
     key_mask: Tensor | None = ...,
     query_offset: int | None = ...,
     cu_seqlens: Tensor | None = ...,
     eps: float = ...,
+    lengths: Tensor | None = ...,
     state: CosformerState | None = ...,
     return_state: Literal[True],
     backend: str = ...,
@@ -60,10 +67,12 @@ def cosformer_attention(
     *,
     causal: bool = ...,
     horizon: float | None = ...,
+    windows: Sequence[int | None] | None = ...,
     key_mask: Tensor | None = ...,
     query_offset: int | None = ...,
     cu_seqlens: Tensor | None = ...,
     eps: float = ...,
+    lengths: Tensor | None = ...,
     state: CosformerState | None = ...,
     return_state: bool,
     backend: str = ...,
@@ -77,10 +86,12 @@ def cosformer_attention(
     *,
     causal: bool = False,
     horizon: float | None = None,
+    windows: Sequence[int | None] | None = None,
     key_mask: Tensor | None = None,
     query_offset: int | None = None,
     cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
+    lengths: Tensor | None = None,
     state: CosformerState | None = None,
     return_state: bool = False,
     backend: str = "auto",
@@ -99,6 +110,10 @@ def cosformer_attention(
         horizon: M, the distance at which a weight reaches zero. None means max(Tq, Tk), the paper's
             choice; state it wherever the same text may come at another length (padded, packed, cut).
             A distance beyond it is an error: the weights would turn negative.
+        windows: an int W or None for each key-value head. A head with a window weighs
+            cos((pi/2)(i - j)/W) for |i - j| < W and 0 beyond; one without has `horizon` as M. Above 256 a
+            window is a multiple of 64. Where every head has one, no horizon is needed, and a text
+            has no bound.
         key_mask: bool [B, Tk], True = may be attended to. Masked keys have no influence whatever
             they hold, NaN included; a query that sees no key at all gives zeros.
         query_offset: position of the first query, seen from the first key of this call. By default
@@ -106,6 +121,8 @@ def cosformer_attention(
         cu_seqlens: int [N + 1], bounds of N documents packed into one row (B = 1, Tq = Tk); no
             document sees another. States then have a row for each document.
         eps: lower bound of the denominator.
+        lengths: int [B], how many of the Tk columns belong to each row. Those behind are padding: they are
+            masked, and the outgoing state stands behind the last column that is not.
         state: what came before this call's keys, from `return_state`.
         return_state: also return the state after this call's keys.
         backend: "auto", or one of `cosformer.backends()` by name.
@@ -115,7 +132,7 @@ def cosformer_attention(
     """
     kind = None
     plain = key_mask is None and query_offset is None and cu_seqlens is None and state is None
-    if plain and return_state is False:
+    if plain and return_state is False and windows is None and lengths is None:
         kind = shortcut.kind(q, k, v, causal, horizon, eps, backend)
         play = shortcut.known(kind)
         if play is not None:
@@ -125,17 +142,90 @@ def cosformer_attention(
     causal = flag("causal", causal)
     return_state = flag("return_state", return_state)
     eps = epsilon(eps)
+    of_heads = check_windows(windows, k.shape[2])
+    unbounded = of_heads is not None and 0 not in of_heads
+    if lengths is not None:
+        key_mask = _mask_of(lengths, key_mask, k, cu_seqlens)
     offset = _offset(query_offset, q, k, causal)
-    m = _horizon(horizon, state, return_state)
-    _check_distances(q, k, causal, offset, m, state, cu_seqlens)
+    if state is not None:
+        same_windows(of_heads, check_windows(state.windows, None))
+    m = None if unbounded else _horizon(horizon, state, return_state)
+    _check_distances(q, k, causal, offset, m, state, cu_seqlens, of_heads)
     if backend not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
-    request = Request(q, k, v, causal, m, key_mask, offset, cu_seqlens, eps, state, return_state)
-    chosen = choose(backend, request)
-    out, after = chosen.run(request)
+    args = _args(q, k, v, causal, m, of_heads, key_mask, offset, cu_seqlens, eps, state, return_state)
+    # A state counts from the first key: that it is asked for fixes the origin there.
+    seen = state.seen if state is not None else 0 if return_state else None
+    chosen = choose(backend, args, seen)
+    out, numerator, denominator = chosen.run(args)
     if kind is not None and chosen.again is not None:
-        shortcut.remember(kind, partial(chosen.again, request))
-    return out if after is None else (out, after)
+        shortcut.remember(kind, partial(chosen.again, args))
+    if not return_state or numerator is None or denominator is None:
+        return out
+    keys, values = (None, None) if of_heads is None else last_keys(args, lengths)
+    positions, seen = _seen_after(args, lengths, state)
+    return out, CosformerState(numerator, denominator, positions, seen, m, keys, values, public(of_heads))
+
+
+def _args(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    horizon: float | None,
+    windows: Windows | None,
+    key_mask: Tensor | None,
+    offset: int,
+    cu_seqlens: Tensor | None,
+    eps: float,
+    state: CosformerState | None,
+    return_state: bool,
+) -> AttentionArgs:
+    numerator = denominator = positions = keys = values = None
+    if state is not None:
+        numerator, denominator, positions = state.numerator, state.denominator, state.positions
+        keys, values = state.keys, state.values
+    elif return_state:
+        rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        positions = q.new_zeros(rows, dtype=torch.int64)
+    tensors = (q, k, v, numerator, denominator, keys, values)
+    keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return AttentionArgs(
+        q, k, v, key_mask, cu_seqlens, numerator, denominator, positions, causal, offset, horizon, eps,
+        return_state, keep, keys, values, windows,
+    )  # fmt: skip
+
+
+def _seen_after(
+    args: AttentionArgs, lengths: Tensor | None, state: CosformerState | None
+) -> tuple[Tensor, int]:
+    """How many positions each row has seen after this call, and a bound on it that needs no look."""
+    assert args.positions is not None
+    bound = args.k.shape[1] + (0 if state is None else state.seen)
+    added = lengths if args.cu_seqlens is None else args.cu_seqlens.diff()
+    if added is None:
+        return args.positions + args.k.shape[1], bound
+    after = args.positions + added
+    known = after.device.type == "cpu" and not torch.compiler.is_compiling()
+    return after, int(after.max()) if known else bound
+
+
+def _mask_of(lengths: Tensor, key_mask: Tensor | None, k: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"lengths must be an integer tensor [B], but got {_described(lengths)}.")
+    if lengths.shape != k.shape[:1] or lengths.device != k.device:
+        raise ValueError(
+            f"lengths must have shape [B] = {_shape(k)[:1]} on {k.device}, but got {_shape(lengths)} on "
+            f"{lengths.device}."
+        )
+    if cu_seqlens is not None:
+        raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
+    real = torch.arange(k.shape[1], device=k.device) < lengths[:, None]
+    return real if key_mask is None else real & key_mask
+
+
+def _described(x: object) -> str:
+    return str(x.dtype) if isinstance(x, Tensor) else type(x).__name__
 
 
 def _under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,7 +331,9 @@ def _check_state(state: CosformerState, q: Tensor, k: Tensor, v: Tensor, cu_seql
         rows, kind = (cu_seqlens.shape[0] - 1, "documents of cu_seqlens")
     if state.batch != rows:
         raise ValueError(f"state must have one row for each of the {rows} {kind}, but got {state.batch}.")
-    expected = (rows, k.shape[2], 2, k.shape[3], v.shape[3])
+    windows = check_windows(state.windows, k.shape[2])
+    plain = k.shape[2] if windows is None else windows.count(0)
+    expected = (rows, plain, 2, k.shape[3], v.shape[3])
     if tuple(state.numerator.shape) != expected or tuple(state.denominator.shape) != expected[:-1]:
         raise ValueError(
             f"state must have a numerator [B, Hk, 2, D, Dv] = {list(expected)} for these k and v, but got "
@@ -252,10 +344,19 @@ def _check_state(state: CosformerState, q: Tensor, k: Tensor, v: Tensor, cu_seql
             f"state must be on q's device {q.device}, but got {state.numerator.device}; "
             "use state.to(q.device)."
         )
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    accum_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     for x in (state.numerator, state.denominator):
-        if x.dtype != wide:
-            raise TypeError(f"state must be {wide} for {q.dtype} inputs, but got {x.dtype}.")
+        if x.dtype != accum_dtype:
+            raise TypeError(f"state must be {accum_dtype} for {q.dtype} inputs, but got {x.dtype}.")
+    carried = state_rows(windows)
+    past = (("keys", state.keys, k.shape[3]), ("values", state.values, v.shape[3]))
+    for name, y, size in past if windows is not None else ():
+        if y is None or tuple(y.shape) != (rows, carried, size) or y.dtype != q.dtype or y.device != q.device:
+            got = "none" if y is None else f"{y.dtype} {_shape(y)} on {y.device}"
+            raise ValueError(
+                f"state must have {name} [B, R, .] = {[rows, carried, size]} of {q.dtype} on {q.device} for "
+                f"these windows and inputs, but got {got}."
+            )
     if state.positions.dtype != torch.int64 or state.positions.shape != (rows,):
         raise ValueError(
             f"state must have int64 positions [{rows}], but got {state.positions.dtype} "
@@ -322,18 +423,26 @@ def _check_distances(
     horizon: float | None,
     state: CosformerState | None,
     cu_seqlens: Tensor | None,
+    windows: Windows | None,
 ) -> None:
     """No query may be further than M from a key it sees: there the weights would turn negative."""
     tq, tk = q.shape[1], k.shape[1]
     seen = 0 if state is None else state.seen
+    if windows is not None and state is not None and cu_seqlens is None and offset < 0:
+        raise ValueError(
+            f"query_offset must be at least 0 where heads with a window meet a state, but it is {offset}: an "
+            "earlier query would see keys that the state no longer holds."
+        )
+    if windows is not None and 0 not in windows:
+        if cu_seqlens is not None and _can_look(q):
+            document_bounds(cu_seqlens, tq)
+        return
     if horizon is None:
         if cu_seqlens is None and offset == (tk - tq if causal else 0):
             return  # the lengths themselves: enough for every distance between them
         horizon = max(tq, tk)
     if cu_seqlens is not None:
-        # The bounds are data. A compiled graph looks at them when it runs; a CUDA graph cannot look at all.
-        capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
-        if not torch.compiler.is_compiling() and not capturing:
+        if _can_look(q):
             check_documents(cu_seqlens, tq, None if state is None else state.positions, horizon)
         return
     if causal and offset < -1 and seen > 0:
@@ -346,6 +455,12 @@ def _check_distances(
     within_horizon(back, horizon, seen + offset + tq - 1)
     if not causal:
         within_horizon(ahead, horizon, seen + offset)
+
+
+def _can_look(q: Tensor) -> bool:
+    """Bounds of documents are data. A compiled graph looks at them when it runs; a CUDA graph cannot look."""
+    capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not torch.compiler.is_compiling() and not capturing
 
 
 def _shape(x: Tensor) -> list[int]:

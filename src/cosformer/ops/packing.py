@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cosformer.ops import chunked
-from cosformer.ops.buffers import width
 from cosformer.ops.checks import within_horizon
 
 _SHORT = 256  # longer documents fill the operator's buffers by themselves
@@ -80,73 +78,3 @@ def bundles(bounds: list[int], device: torch.device) -> Iterator[Bundle]:
             start, stop = bound[documents, None], bound[documents + 1, None]
             tokens = start + torch.arange(size, device=device)
             yield Bundle(documents, torch.minimum(tokens, stop - 1), tokens < stop)
-
-
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor,
-    state: Tensor | None,
-    positions: Tensor | None,
-    causal: bool,
-    horizon: float,
-    eps: float,
-    need_state: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """As chunked.forward; states and positions have one row a document. Nothing is kept."""
-    bounds = check_documents(cu_seqlens, q.shape[1], positions, horizon)
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    den = q.new_empty(q.shape[:-1], dtype=wide)
-    after = None
-    if need_state:
-        shape = (len(bounds) - 1, k.shape[2], k.shape[3], width(v.shape[3]))
-        after = torch.zeros(shape, dtype=wide, device=q.device) if state is None else state.clone()
-    for b in bundles(bounds, q.device):
-        came, at = (None if x is None else x[b.documents] for x in (state, positions))
-        q_, k_, v_ = b.take(q), b.take(k), b.take(v)
-        o, d, _, s = chunked.forward(q_, k_, v_, b.real, came, at, causal, 0, horizon, eps, need_state, False)
-        b.put(out, o)
-        b.put(den, d)
-        if after is not None and s is not None:
-            after[b.documents] = s
-    return out, den, after
-
-
-def backward(
-    grad: Tensor,
-    grad_state: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    den: Tensor,
-    cu_seqlens: Tensor,
-    state: Tensor | None,
-    positions: Tensor | None,
-    causal: bool,
-    horizon: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """As chunked.backward, document by document."""
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    dstate = None if state is None else torch.zeros_like(state)
-    if dstate is not None and grad_state is not None:
-        dstate.copy_(grad_state)  # what an empty document passes on
-    none = den.new_empty((len(cu_seqlens), 0))
-    for b in bundles(document_bounds(cu_seqlens, q.shape[1]), q.device):
-        came, at, gs = (None if x is None else x[b.documents] for x in (state, positions, grad_state))
-        g = b.take(grad)
-        if b.real is not None:
-            g = g.masked_fill(~b.real[..., None, None], 0)
-        q_, k_, v_, o, d = b.take(q), b.take(k), b.take(v), b.take(out), b.take(den)
-        dq_, dk_, dv_, ds = chunked.backward(
-            g, gs, q_, k_, v_, o, d, none, b.real, came, at, causal, 0, horizon, eps
-        )
-        b.put(dq, dq_)
-        b.put(dk, dk_)
-        b.put(dv, dv_)
-        if dstate is not None and ds is not None:
-            dstate[b.documents] = ds
-    return dq, dk, dv, dstate

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.ops.custom_op import somebody_watches
+from cosformer.ops.autograd import is_traced
 
 Play = Callable[[Tensor, Tensor, Tensor], Tensor]
 MOST = 1024
@@ -24,7 +24,7 @@ def kind(q: Any, k: Any, v: Any, causal: Any, horizon: Any, eps: Any, backend: A
     """What all calls of a kind have in common, None where every call has to be looked at."""
     if torch.compiler.is_compiling() or not (type(q) is type(k) is type(v) is Tensor) or not q.is_cuda:
         return None
-    if somebody_watches((q, k, v)) or torch.is_autocast_enabled("cuda"):
+    if is_traced(q, k, v) or torch.is_autocast_enabled("cuda"):
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None

@@ -1,7 +1,7 @@
 """What decoding carries: everything the past can still say, in a size that does not grow."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -9,33 +9,42 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from cosformer.ops.checks import WIDE, positive, positive_int
+from cosformer.ops.windows import check_windows, public, state_rows
 
 
 @dataclass(frozen=True)
 class CosformerState:
-    """The running sums of a causal (or one-sided) attention over the keys and values seen so far.
+    """What a causal (or one-sided) attention carries of the keys and values seen so far.
 
-    With j the position of a key, counted from the first one ever seen, and k' = ReLU(k):
+    Of the Hn heads without a window the running sums, float32 (float64 for float64 inputs). With j the
+    position of a key, counted from the first one ever seen, and k' = ReLU(k):
 
-        numerator[:, :, 0]   = sum_j cos(pi j / 2M) k'_j v_j^T      [B, Hk, 2, D, Dv]
+        numerator[:, :, 0]   = sum_j cos(pi j / 2M) k'_j v_j^T      [B, Hn, 2, D, Dv]
         numerator[:, :, 1]   = sum_j sin(pi j / 2M) k'_j v_j^T
-        denominator[:, :, 0] = sum_j cos(pi j / 2M) k'_j            [B, Hk, 2, D]
+        denominator[:, :, 0] = sum_j cos(pi j / 2M) k'_j            [B, Hn, 2, D]
         denominator[:, :, 1] = sum_j sin(pi j / 2M) k'_j
 
-    float32 (float64 for float64 inputs), as large after a million tokens as after one. Under
-    `cu_seqlens` the batch axis counts documents. States are values: nothing but
-    `decode_step` changes one in place.
+    Of the heads with a window W the last W - 1 keys and values, in the inputs' dtype: `keys` [B, R, D] and
+    `values` [B, R, Dv], one head after another, oldest first; zeros where nothing was (a key of zeros has no
+    weight). R is the sum of W - 1; without windows both are None.
+
+    As large after a million tokens as after one. Under `cu_seqlens` the batch axis counts documents. States
+    are values: nothing but `decode_step` changes one in place.
 
     `positions` [B] counts the positions each row has seen (masked keys included); `seen` is the
     largest of them (on a GPU perhaps more, after rows were selected), known without asking the
-    device; `horizon` is the M of the angles above.
+    device; `horizon` is the M of the angles above, None where every head has a window; `windows` has an int
+    or None for each key-value head, and is None where no head has one.
     """
 
     numerator: Tensor
     denominator: Tensor
     positions: Tensor
     seen: int
-    horizon: float
+    horizon: float | None
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    windows: tuple[int | None, ...] | None = None
 
     @classmethod
     def zeros(
@@ -45,47 +54,75 @@ class CosformerState:
         head_dim: int,
         value_dim: int | None = None,
         *,
-        horizon: float,
+        horizon: float | None = None,
+        windows: Sequence[int | None] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
+        input_dtype: torch.dtype | None = None,
     ) -> "CosformerState":
-        """The state before the first token."""
+        """The state before the first token. `dtype` is that of the sums, `input_dtype` that of keys and
+        values (the same unless given)."""
         value_dim = head_dim if value_dim is None else value_dim
         sizes = {"batch": batch, "num_kv_heads": num_kv_heads, "head_dim": head_dim, "value_dim": value_dim}
         for name, size in sizes.items():
             positive_int(name, size)
         if dtype not in WIDE:
             raise ValueError(f"dtype of a state must be torch.float32 or torch.float64, but got {dtype}.")
-        shape = (batch, num_kv_heads, 2, head_dim)
+        of_heads = check_windows(windows, num_kv_heads)
+        plain = num_kv_heads if of_heads is None else of_heads.count(0)
+        if plain and horizon is None:
+            raise ValueError(
+                "horizon must be given where a head has no window: it is the M of that head's angles."
+            )
+        shape = (batch, plain, 2, head_dim)
+        keys = values = None
+        if of_heads is not None:
+            keys, values = (
+                torch.zeros(batch, state_rows(of_heads), n, device=device, dtype=input_dtype or dtype)
+                for n in (head_dim, value_dim)
+            )
         return cls(
             numerator=torch.zeros(*shape, value_dim, device=device, dtype=dtype),
             denominator=torch.zeros(shape, device=device, dtype=dtype),
             positions=torch.zeros(batch, device=device, dtype=torch.int64),
             seen=0,
-            horizon=positive("horizon", horizon),
+            horizon=positive("horizon", horizon) if plain else None,
+            keys=keys,
+            values=values,
+            windows=public(of_heads),
         )
 
     @property
     def batch(self) -> int:
-        return self.numerator.shape[0]
+        return self.positions.shape[0]
 
     @property
     def nbytes(self) -> int:
-        return self.numerator.nbytes + self.denominator.nbytes + self.positions.nbytes
+        tensors = (self.numerator, self.denominator, self.positions, self.keys, self.values)
+        return sum(x.nbytes for x in tensors if x is not None)
 
     def to(self, *args: Any, **kwargs: Any) -> "CosformerState":
-        """As `Tensor.to`; the sums stay float32 or better, the positions stay integers."""
+        """As `Tensor.to`; the sums stay float32 or better, the positions stay integers, and keys and values
+        keep their dtype unless the sums become float64 or leave it."""
         numerator = self.numerator.to(*args, **kwargs)
         if numerator.dtype not in WIDE:
             raise ValueError(
                 f"CosformerState.to: a state cannot become {numerator.dtype}; its running sums are "
                 "kept in float32 or float64. Move it with .to(device) and leave the dtype alone."
             )
+        keys, values = self.keys, self.values
+        if keys is not None and values is not None:
+            changes = torch.float64 in (keys.dtype, numerator.dtype)
+            dtype = numerator.dtype if changes else keys.dtype
+            non_blocking = bool(kwargs.get("non_blocking", False))
+            keys, values = (x.to(numerator.device, dtype, non_blocking) for x in (keys, values))
         return replace(
             self,
             numerator=numerator,
             denominator=self.denominator.to(*args, **kwargs),
             positions=self.positions.to(numerator.device),
+            keys=keys,
+            values=values,
         )
 
     def select(self, rows: Tensor | Sequence[int]) -> "CosformerState":
@@ -119,11 +156,13 @@ class CosformerState:
             numerator=f(self.numerator),
             denominator=f(self.denominator),
             positions=f(self.positions),
+            keys=None if self.keys is None else f(self.keys),
+            values=None if self.values is None else f(self.values),
         )
 
 
 pytree.register_dataclass(
     CosformerState,
-    field_names=["numerator", "denominator", "positions", "seen", "horizon"],
+    field_names=[f.name for f in fields(CosformerState)],
     drop_field_names=[],
 )

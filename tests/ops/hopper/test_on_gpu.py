@@ -133,9 +133,10 @@ def test_gradients_where_nothing_was_kept(bounds, causal):
     found = []
     for keep in (True, False):
         settings = (None, cu, None, None, None, causal, 0, 4000.0, 1e-6)
-        out, d, kept, _, _ = hopper_forward(q, k, v, *settings, False, keep)
+        given = (q, k, v, *settings, False, keep)
+        out, d, kept, _, _ = hopper_forward(*given)
         assert (kept.numel() > 0) == (keep and (causal or cu is None))
-        found.append(hopper_backward(grad, None, None, q, k, v, out, d, kept, *settings))
+        found.append(hopper_backward(grad, None, None, out, d, kept, *given))
     for kept_before, made_again in zip(*found, strict=True):
         if causal or bounds is not None:
             assert torch.equal(kept_before, made_again)

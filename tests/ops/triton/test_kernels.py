@@ -168,8 +168,9 @@ def test_gradients_where_nothing_was_kept(causal):
     found = []
     for keep in (True, False):
         settings = (causal, 0, 40.0, 1e-6)
-        out, d, kept, _, _ = triton_forward(q, k, v, *[None] * 5, *settings, False, keep)
-        found.append(triton_backward(grad, None, None, q, k, v, out, d, kept, *[None] * 5, *settings))
+        given = (q, k, v, *[None] * 5, *settings, False, keep)
+        out, d, kept, _, _ = triton_forward(*given)
+        found.append(triton_backward(grad, None, None, out, d, kept, *given))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert found[0][0].abs().max() > 0
 

@@ -1,105 +1,90 @@
 """The Triton kernels as an op of the library."""
 
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosformer.ops.custom_op import Results, Shape, define
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream, define
 from cosformer.ops.triton import run
 from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.padding import padded, widen
 from cosformer.ops.triton.pieces import states_to_keep
 
 
-def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    numerator: Tensor | None,
-    denominator: Tensor | None,
-    positions: Tensor | None,
-    causal: bool,
-    offset: int,
-    horizon: float,
-    eps: float,
-    need_state: bool,
-    keep: bool,
-) -> Results:
-    dim, value_dim = k.shape[3], v.shape[3]
-    d_wide, dv_wide = padded(dim, q.dtype), padded(value_dim, q.dtype)
-    if (d_wide, dv_wide) != (dim, value_dim):
-        made: Any = _forward(
-            widen(q, d_wide), widen(k, d_wide), widen(v, dv_wide), key_mask, cu_seqlens,
-            widen(numerator, dv_wide, d_wide), widen(denominator, d_wide), positions, causal, offset, horizon,
-            eps, need_state, keep,
-        )  # fmt: skip
-        out, d, kept, *after = made
-        return out[..., :value_dim].contiguous(), d, kept, *_narrowed(after, dim, value_dim)
-    with _device(q):
-        came = State.given(numerator, denominator)
-        out, d, state, kept = run.forward(
-            q, k, v, key_mask, cu_seqlens, came, positions, causal, offset, horizon, eps, need_state, keep
-        )
-        keeps = keep and not causal
-        if (need_state or keeps) and (
-            state is None or (came is not None and state.s is came.s)
-        ):  # no key: what came in goes out
-            state = _copy(state, q, k, v, cu_seqlens)
-        if state is not None and keeps:
-            kept = state.s if state.s.dim() == 3 else torch.cat((state.s.flatten(2), state.z.flatten(2)), -1)
-        if not need_state or state is None:
-            return out, d, kept, None, None
-        return out, d, kept, *_public(state, k, v)
+class Triton:
+    def forward(self, args: AttentionArgs) -> Forward:
+        q, k, v = args.q, args.k, args.v
+        dim, value_dim = k.shape[3], v.shape[3]
+        if (padded(dim, q.dtype), padded(value_dim, q.dtype)) != (dim, value_dim):
+            made = self.forward(_widened(args))
+            sums = _narrowed(made.numerator, made.denominator, dim, value_dim)
+            return Forward(made.out[..., :value_dim].contiguous(), made.den, made.kept, *sums)
+        with _device(q):
+            came = State.given(args.numerator, args.denominator)
+            out, d, state, kept = run.forward(
+                q, k, v, args.key_mask, args.cu_seqlens, came, args.positions, args.causal,
+                args.query_offset, args.m, args.eps, args.return_state, args.keep,
+            )  # fmt: skip
+            keeps = args.keep and not args.causal
+            if (args.return_state or keeps) and (
+                state is None or (came is not None and state.s is came.s)
+            ):  # no key: what came in goes out
+                state = _copy(state, args)
+            if state is not None and keeps:
+                both = (state.s.flatten(2), state.z.flatten(2)) if state.s.dim() != 3 else None
+                kept = state.s if both is None else torch.cat(both, -1)
+            if not args.return_state or state is None:
+                return Forward(out, d, kept, None, None)
+            return Forward(out, d, kept, *_public(state, k, v))
+
+    def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
+        q, k, v = args.q, args.k, args.v
+        dim, value_dim = k.shape[3], v.shape[3]
+        d_wide, dv_wide = padded(dim, q.dtype), padded(value_dim, q.dtype)
+        if (d_wide, dv_wide) != (dim, value_dim):
+            grads = Upstream(
+                widen(upstream.out, dv_wide),
+                widen(upstream.numerator, dv_wide, d_wide),
+                widen(upstream.denominator, d_wide),
+            )
+            made = self.backward(_widened(args), saved._replace(out=widen(saved.out, dv_wide)), grads)
+            sizes = (dim, dim, value_dim)
+            dq, dk, dv = (x[..., :n].contiguous() for x, n in zip(made[:3], sizes, strict=True))
+            return Gradients(dq, dk, dv, *_narrowed(made.numerator, made.denominator, dim, value_dim))
+        with _device(q):
+            back = State.given(upstream.numerator, upstream.denominator)
+            dq, dk, dv, r = run.backward(
+                upstream.out, back, q, k, v, saved.out, saved.den, saved.kept, args.key_mask,
+                args.cu_seqlens, State.given(args.numerator, args.denominator), args.positions, args.causal,
+                args.query_offset, args.m, args.eps,
+            )  # fmt: skip
+            if args.numerator is None:
+                return Gradients(dq, dk, dv, None, None)
+            if r is None or (back is not None and r.s is back.s):  # no query: what came back goes on
+                r = _copy(r, args)
+            return Gradients(dq, dk, dv, *_public(r, k, v))
+
+    def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
+        q, k, v = args.q, args.k, args.v
+        batch, tq, heads, _ = q.shape
+        d, dv = padded(k.shape[3], q.dtype), padded(v.shape[3], q.dtype)
+        kept = 0
+        if args.keep and not args.causal:
+            kept = args.rows
+        elif args.keep and args.cu_seqlens is None and args.query_offset == 0 and k.shape[1] == tq:
+            kept = states_to_keep(args.rows, tq, heads, q.device)
+        return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
 
 
-def _backward(
-    grad: Tensor,
-    grad_numerator: Tensor | None,
-    grad_denominator: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    den: Tensor,
-    kept: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    numerator: Tensor | None,
-    denominator: Tensor | None,
-    positions: Tensor | None,
-    causal: bool,
-    offset: int,
-    horizon: float,
-    eps: float,
-) -> Results:
-    dim, value_dim = k.shape[3], v.shape[3]
-    d_wide, dv_wide = padded(dim, q.dtype), padded(value_dim, q.dtype)
-    if (d_wide, dv_wide) != (dim, value_dim):
-        made: Any = _backward(
-            widen(grad, dv_wide), widen(grad_numerator, dv_wide, d_wide), widen(grad_denominator, d_wide),
-            widen(q, d_wide), widen(k, d_wide), widen(v, dv_wide), widen(out, dv_wide), den, kept, key_mask,
-            cu_seqlens, widen(numerator, dv_wide, d_wide), widen(denominator, d_wide), positions, causal,
-            offset, horizon, eps,
-        )  # fmt: skip
-        dq, dk, dv = (x[..., :n].contiguous() for x, n in zip(made, (dim, dim, value_dim), strict=False))
-        return dq, dk, dv, *_narrowed(made[3:], dim, value_dim)
-    with _device(q):
-        back = State.given(grad_numerator, grad_denominator)
-        if kept is not None and kept.numel() == 0:
-            kept = None
-        dq, dk, dv, r = run.backward(
-            grad, back, q, k, v, out, den, kept, key_mask, cu_seqlens,
-            State.given(numerator, denominator), positions, causal, offset, horizon, eps,
-        )  # fmt: skip
-        if numerator is None:
-            return dq, dk, dv, None, None
-        if r is None or (back is not None and r.s is back.s):  # no query: what came back goes on
-            r = _copy(r, q, k, v, cu_seqlens)
-        return dq, dk, dv, *_public(r, k, v)
+def _widened(args: AttentionArgs) -> AttentionArgs:
+    """Heads filled up with zeros to sizes that the kernels take."""
+    d, dv = padded(args.k.shape[3], args.q.dtype), padded(args.v.shape[3], args.q.dtype)
+    return args.but(
+        q=widen(args.q, d), k=widen(args.k, d), v=widen(args.v, dv),
+        numerator=widen(args.numerator, dv, d), denominator=widen(args.denominator, d),
+    )  # fmt: skip
 
 
 def step(
@@ -121,21 +106,6 @@ def step(
         return run.step(q, k, v, key_mask, state, positions, horizon, eps)
 
 
-def _shapes(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, causal: bool, offset: int, states: bool,
-    keep: bool,
-) -> tuple[Shape, Shape]:  # fmt: skip
-    batch, tq, heads, _ = q.shape
-    rows = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    d, dv = padded(k.shape[3], q.dtype), padded(v.shape[3], q.dtype)
-    kept = 0
-    if keep and not causal:
-        kept = rows
-    elif keep and cu_seqlens is None and offset == 0 and k.shape[1] == tq:
-        kept = states_to_keep(rows, tq, heads, q.device)
-    return (batch, heads, tq), (kept, k.shape[2], 2 * d * (dv + 1)) if kept else (0,)
-
-
 def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
     """Kernels start on the current device: make that the tensors' own."""
     if not x.is_cuda or x.get_device() == torch.cuda.current_device():
@@ -143,21 +113,21 @@ def _device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
     return torch.cuda.device(x.device)
 
 
-def _copy(state: State | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> State:
+def _copy(state: State | None, args: AttentionArgs) -> State:
     if state is not None:
         return State.of(state.s.clone(), state.z.clone())
-    rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shape = (rows, k.shape[2], 2, k.shape[3], v.shape[3])
-    s, z = (torch.zeros(n, dtype=torch.float32, device=q.device) for n in (shape, shape[:-1]))
+    shape = (args.rows, args.k.shape[2], 2, args.k.shape[3], args.v.shape[3])
+    s, z = (torch.zeros(n, dtype=torch.float32, device=args.q.device) for n in (shape, shape[:-1]))
     return State.of(s, z)
 
 
-def _narrowed(state: Any, d: int, dv: int) -> Any:
+def _narrowed(
+    numerator: Tensor | None, denominator: Tensor | None, d: int, dv: int
+) -> tuple[Tensor | None, Tensor | None]:
     """The two tensors of a CosformerState, or none, without padding."""
-    numerator, denominator = state
-    if numerator is None:
-        return state
-    return [numerator[..., :d, :dv].contiguous(), denominator[..., :d].contiguous()]
+    if numerator is None or denominator is None:
+        return None, None
+    return numerator[..., :d, :dv].contiguous(), denominator[..., :d].contiguous()
 
 
 def _public(state: State, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,4 +139,4 @@ def _public(state: State, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.unflatten(-1, (2, d, dv)).contiguous(), z.unflatten(-1, (2, d)).contiguous()
 
 
-triton_attention, triton_forward, triton_backward = define("triton", _forward, _backward, _shapes)
+triton_attention, triton_forward, triton_backward = define("triton", Triton())

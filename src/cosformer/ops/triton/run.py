@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from cosformer.ops.steps import overlap
+from cosformer.ops.chunked.plan import overlap
 from cosformer.ops.triton.carried import NOTHING, State
 from cosformer.ops.triton.kernels import Kernels
 from cosformer.ops.triton.tape import Tape, call, player

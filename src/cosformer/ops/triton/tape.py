@@ -18,7 +18,7 @@ from cosformer.ops.triton.carried import State
 from cosformer.ops.triton.launching import launcher
 
 if TYPE_CHECKING:
-    from cosformer.ops.backends import Request
+    from cosformer.ops.args import AttentionArgs
 
 Input = Tensor | None
 MOST = 1024  # tapes kept, and addresses a description is kept for
@@ -219,7 +219,7 @@ def get_ready(device: torch.device) -> None:
 
 
 def player(
-    function: Callable[..., Any], flags: tuple[bool, ...], r: "Request"
+    function: Callable[..., Any], flags: tuple[bool, ...], r: "AttentionArgs"
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """The tape of a forward call without masks, documents or states, if there is one, as a function of q, k
     and v that lie as those of `r`; it gives the output. `flags`: the function's last settings."""

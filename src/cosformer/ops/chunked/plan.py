@@ -1,6 +1,6 @@
-"""How the chunked operator walks along a sequence: which steps it takes, and what each reads.
+"""The steps in which the chunked backend goes along a sequence, and what each step reads.
 
-The maths is in chunked.py; where temporaries lie, in buffers.py.
+The maths is in attention.py; where temporaries lie, in workspace.py.
 """
 
 import math
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.angles import cos_sin
-from cosformer.ops.buffers import Buffer, Room, width
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.chunked.workspace import Buffer, Workspace, width
 
 # Chunks of 64 tokens keep the square inside a chunk cheaper than the state. The more of them a step
 # takes, the less its calls cost; but its buffers hold no more than about so many numbers, and of a
@@ -30,7 +31,7 @@ def most_chunks(heads: int, dims: tuple[int, int], device: torch.device) -> int:
 
 
 def tiling(length: int, heads: int, dims: tuple[int, int], device: torch.device) -> tuple[int, int]:
-    """How many chunks a step takes, and how many rows of the batch are walked together."""
+    """How many chunks a step takes, and how many rows of the batch go together."""
     chunks, most = -(-length // CHUNK), most_chunks(heads, dims, device)
     fill = min(max(PARTS, -(-chunks // PARTS)), most)
     return fill, max(1, most // min(fill, max(1, chunks)))
@@ -76,7 +77,7 @@ def overlap(tq: int, tk: int, offset: int) -> tuple[int, int, int]:
 
 
 def plan(tq: int, tk: int, offset: int, causal: bool, dims: tuple[int, int], fill: int) -> list[Segment]:
-    """The walk of a call; `offset` is the position of the first query seen from the first key."""
+    """The segments of a call; `offset` is the position of the first query seen from the first key."""
     if is_direct(tq, tk, dims):
         return [Segment(0, tq, 0, tk, (tq, tk), 1)]
     segments: list[Segment] = []
@@ -104,7 +105,7 @@ def plan(tq: int, tk: int, offset: int, causal: bool, dims: tuple[int, int], fil
     return segments
 
 
-def room_for_states(
+def kept_size(
     tq: int, tk: int, offset: int, causal: bool, heads: int, dims: tuple[int, int], device: torch.device
 ) -> int:
     """How many numbers, for each row and key head, hold the states a forward keeps for its backward:
@@ -122,7 +123,7 @@ def room_for_states(
     return tq * per_token + (PARTS + (1 if offset == 0 else 2)) * size
 
 
-_room = Room()
+_workspace = Workspace()
 
 
 class Operand(NamedTuple):
@@ -135,8 +136,8 @@ class Operand(NamedTuple):
     start: int
 
 
-class Step(NamedTuple):
-    """Queries [q0, q1) and keys [k0, k1) of a walk, in chunks of `size` tokens."""
+class PlanStep(NamedTuple):
+    """Queries [q0, q1) and keys [k0, k1), in chunks of `size` tokens."""
 
     q0: int
     q1: int
@@ -161,7 +162,7 @@ class Step(NamedTuple):
         return x.as_strided(shape, (chunk * t, b, group * h, h, t, d), start + a * t)
 
 
-class Walk:
+class ChunkPlan:
     """The operands of a call, the steps it takes, and what every step needs of them.
 
     The heads that share a key head are rows of one matrix: grouped heads are never expanded. Chunks
@@ -174,17 +175,22 @@ class Walk:
         of_k: dict[str, Tensor],
         key_mask: Tensor | None,
         positions: Tensor | None,
-        causal: bool,
-        offset: int,
-        horizon: float,
+        args: AttentionArgs,
         fill: int,
     ):
-        """`of_q` and `of_k`: the tensors [B, T, heads, .] that lie along the queries and the keys."""
+        """`of_q` and `of_k`: the tensors [B, T, heads, .] that lie along the queries and the keys, and with
+        `key_mask` and `positions` some rows of a batch; `args` tells the rest."""
         q, k = of_q["q"], of_k["k"]
         tq, tk, self.kv_heads, self.d, self.dv = q.shape[1], *k.shape[1:], of_k["v"].shape[3]
         self.batch, self.device = k.shape[0], k.device
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.causal, self.offset, self.horizon, self.masked = causal, offset, horizon, key_mask is not None
+        causal, offset = args.causal, args.query_offset
+        self.causal, self.offset, self.horizon, self.masked = (
+            causal,
+            offset,
+            args.m,
+            key_mask is not None,
+        )
         # Without a state the origin is free: the earliest position keeps every angle in [0, pi/2],
         # where nothing cancels.
         at = torch.arange(max(tq, tk), device=k.device)
@@ -201,10 +207,10 @@ class Walk:
             self._add(name, x, False)
 
         self.direct = is_direct(tq, tk, (self.d, self.dv))
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
         for s in plan(tq, tk, offset, causal, (self.d, self.dv), fill):
             for q0, q1, k0, k1 in s.steps():
-                self.steps.append(Step(q0, q1, k0, k1, s.chunk, self.operands))
+                self.steps.append(PlanStep(q0, q1, k0, k1, s.chunk, self.operands))
         # After the last step with queries, what keys add can only be told by an outgoing state.
         self.last_read = max((i for i, step in enumerate(self.steps) if step.has_q), default=-1)
 
@@ -241,32 +247,32 @@ class Walk:
         return found, used
 
     def buffer(self, name: str, like: Tensor, width: int) -> Buffer:
-        """Room with the rows of `like` and this width."""
-        return _room.take(name, (*like.shape[:-1], width), self.dtype, self.device)
+        """Workspace with the rows of `like` and this width."""
+        return _workspace.take(name, (*like.shape[:-1], width), self.dtype, self.device)
 
     def phased(self, name: str, like: Tensor) -> Buffer:
-        """Room for a value with its phases, and a number with its own, for each row of `like`."""
-        return _room.take(name, (*like.shape[:-1], width(self.dv)), self.dtype, self.device, self.dv)
+        """Workspace for a value with its phases, and a number with its own, for each row of `like`."""
+        return _workspace.take(name, (*like.shape[:-1], width(self.dv)), self.dtype, self.device, self.dv)
 
     def zero_state(self) -> Tensor:
         shape = (self.batch * self.kv_heads, self.d, width(self.dv))
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def scratch_state(self, state: Tensor | None) -> Tensor:
+    def state_copy(self, state: Tensor | None) -> Tensor:
         """A copy that a step may change, zero where there was nothing."""
         shape = (self.batch * self.kv_heads, self.d, width(self.dv))
-        into = _room.take("state", shape, self.dtype, self.device).whole
+        into = _workspace.take("state", shape, self.dtype, self.device).whole
         return into.zero_() if state is None else into.copy_(state)
 
-    def queries(self, step: Step) -> Buffer:
+    def queries(self, step: PlanStep) -> Buffer:
         """q' = ReLU(q)."""
         return self._relu("q", step.of("q"))
 
-    def keys(self, step: Step) -> Buffer:
+    def keys(self, step: PlanStep) -> Buffer:
         """k' = ReLU(k), zero where the key is masked."""
         return self._hide(self._relu("k", step.of("k")), step)
 
-    def values(self, step: Step) -> Buffer:
+    def values(self, step: PlanStep) -> Buffer:
         """vv = [v cos, v sin, cos, sin]; zero where the key is masked, whatever lay there (NaN included)."""
         x = step.of("v")
         into = self.phased("vv", x)
@@ -284,7 +290,7 @@ class Walk:
             into.whole.copy_(x).clamp_min_(0)
         return into
 
-    def _hide(self, x: Buffer, step: Step) -> Buffer:
+    def _hide(self, x: Buffer, step: PlanStep) -> Buffer:
         if self.masked:
             x.whole.masked_fill_(step.of("hidden"), 0)
         return x
@@ -294,7 +300,7 @@ class Walk:
         into = self.buffer("g", x, x.shape[-1]).whole
         return torch.mul(x, y, out=into) if x.dtype == self.dtype else into.copy_(x).mul_(y)
 
-    def square(self, step: Step, like: Buffer, *factors: tuple[Tensor, Tensor]) -> Buffer:
+    def square(self, step: PlanStep, like: Buffer, *factors: tuple[Tensor, Tensor]) -> Buffer:
         """The sum of left right^T inside each chunk [tokens of `like`, keys]; no future if causal."""
         p = self.buffer("square", like.whole, step.size[1])
         for n, (left, right) in enumerate(factors):

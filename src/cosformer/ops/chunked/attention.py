@@ -8,8 +8,8 @@ vv_j = [cos(theta_j) v1_j, sin(theta_j) v1_j], Ptolemy's identity turns the pape
     w_i = [w0_i, w1_i] = sum_j (q'_i . k'_j) vv_j = q'_i^T S,    S = sum_j k'_j vv_j^T  [D, 2(Dv+1)]
     o_i = n_i / max(d_i, eps)
 
-All phases lie on the side of the values: no cosine enters a product of queries and keys. A call is
-a walk along the sequence with S in hand, made of three kinds of steps (steps.py):
+All phases lie on the side of the values: no cosine enters a product of queries and keys. A call goes
+along the sequence with the state S, in three kinds of steps (plan.py):
 
     absorb   keys alone          S  += K'^T VV
     apply    queries alone       W   = Q' S
@@ -35,51 +35,41 @@ the states of the chunks inside a step are computed again.
 import torch
 from torch import Tensor
 
-from cosformer.ops.buffers import Buffer, halves, width
-from cosformer.ops.steps import Step, Walk, room_for_states, tiling
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import Saved
+from cosformer.ops.chunked.plan import ChunkPlan, PlanStep, kept_size, tiling
+from cosformer.ops.chunked.workspace import Buffer, halves, width
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_mask: Tensor | None,
-    state: Tensor | None,
-    positions: Tensor | None,
-    causal: bool,
-    offset: int,
-    horizon: float,
-    eps: float,
-    need_state: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """o [B, Tq, H, Dv]; d, not clamped, [B, Tq, H]; states for the backward, one behind another,
-    [B, Hk, .], none unless asked to keep them; S after the last key [B, Hk, D, .] if needed.
+    args: AttentionArgs, state: Tensor | None, out: Tensor, den: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Writes o into `out` [B, Tq, H, Dv] and d, not clamped, into `den` [B, Tq, H]. Returns the states kept
+    for the backward, one behind another, [B, Hk, .], none unless asked to keep them; and S after the last
+    key [B, Hk, D, .] if it is to be returned.
 
-    `state` is the incoming S and `positions` [B] how many positions it has seen.
+    `state` is the incoming S; of `args`, numerator and denominator are not read.
     """
+    q, k, v, positions = args.q, args.k, args.v, args.positions
     shape, dims = (q.shape[0], k.shape[2]), (k.shape[3], v.shape[3])
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     lengths = (q.shape[1], k.shape[1])
-    room = room_for_states(*lengths, offset, causal, q.shape[2], dims, q.device) if keep else 0
-    out = q.new_empty((*q.shape[:-1], dims[1]))
-    den = q.new_empty(q.shape[:-1], dtype=wide)
-    kept = q.new_empty((*shape, room), dtype=wide)
-    after = q.new_empty((*shape, dims[0], width(dims[1])), dtype=wide) if need_state else None
+    size = kept_size(*lengths, args.query_offset, args.causal, q.shape[2], dims, q.device) if args.keep else 0
+    kept = q.new_empty((*shape, size), dtype=args.accum_dtype)
+    after = None
+    if args.return_state:
+        after = q.new_empty((*shape, dims[0], width(dims[1])), dtype=args.accum_dtype)
     fill, rows = tiling(max(lengths), q.shape[2], dims, q.device)
     for a in range(0, q.shape[0], rows):
         t = slice(a, a + rows)
         of_q = {"q": q[t], "out": out[t], "den": den[t].unsqueeze(-1)}
-        x = Walk(
-            of_q, {"k": k[t], "v": v[t]}, _at(key_mask, t), _at(positions, t), causal, offset, horizon, fill
-        )
-        s = _forward(x, _at(state, t), kept[t], eps, need_state)
+        x = ChunkPlan(of_q, {"k": k[t], "v": v[t]}, _at(args.key_mask, t), _at(positions, t), args, fill)
+        s = _forward(x, _at(state, t), kept[t], args.eps, args.return_state)
         if after is not None:
             after[t] = 0 if s is None else s.view(after[t].shape)
-    return out, den, kept, after
+    return kept, after
 
 
-def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state: bool) -> Tensor | None:
+def _forward(x: ChunkPlan, state: Tensor | None, kept: Tensor, eps: float, need_state: bool) -> Tensor | None:
     s = None if state is None else state.flatten(0, 1).clone()
     slots: list[Tensor | None] = [None] * len(x.steps)
     if kept.numel():
@@ -109,7 +99,7 @@ def _forward(x: Walk, state: Tensor | None, kept: Tensor, eps: float, need_state
     return s
 
 
-def _divide(w: Buffer, step: Step, eps: float) -> None:
+def _divide(w: Buffer, step: PlanStep, eps: float) -> None:
     """o = (cos w0 + sin w1) / max(d, eps)."""
     cos, sin, d = step.of("cos_q"), step.of("sin_q"), step.of("den")
     y0, y1 = w.last
@@ -120,30 +110,21 @@ def _divide(w: Buffer, step: Step, eps: float) -> None:
 
 
 def backward(
+    args: AttentionArgs,
+    state: Tensor | None,
+    saved: Saved,
     grad: Tensor,
     grad_state: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    den: Tensor,
-    kept: Tensor,
-    key_mask: Tensor | None,
-    state: Tensor | None,
-    positions: Tensor | None,
-    causal: bool,
-    offset: int,
-    horizon: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """dq, dk, dv, and dL/dS of the incoming state, if there was one.
-
-    Where no states were kept they are computed again.
-    """
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    into: tuple[Tensor, Tensor, Tensor],
+) -> Tensor | None:
+    """Writes dq, dk, dv; returns dL/dS of the incoming state, if there was one. Where no states were kept
+    they are computed again."""
+    q, k, v = args.q, args.k, args.v
+    out, den, kept = saved
+    dq, dk, dv = into
     dstate = None if state is None else torch.zeros_like(state)
-    inverse = den.clamp_min(eps).reciprocal_().unsqueeze_(-1)
-    free = (den >= eps).to(den.dtype).neg_().unsqueeze_(-1)  # 0 where eps holds d, -1 elsewhere
+    inverse = den.clamp_min(args.eps).reciprocal_().unsqueeze_(-1)
+    free = (den >= args.eps).to(den.dtype).neg_().unsqueeze_(-1)  # 0 where eps holds d, -1 elsewhere
     healthy = bool(den.isfinite().all())
     dims = (k.shape[3], v.shape[3])
     fill, rows = tiling(max(q.shape[1], k.shape[1]), q.shape[2], dims, q.device)
@@ -152,16 +133,16 @@ def backward(
     for a in range(0, q.shape[0], rows):
         t = slice(a, a + rows)
         tile_q, tile_k = ({name: y[t] for name, y in of.items()} for of in (of_q, of_k))
-        x = Walk(tile_q, tile_k, _at(key_mask, t), _at(positions, t), causal, offset, horizon, fill)
-        before = _states(x, _at(state, t), kept[t])
+        x = ChunkPlan(tile_q, tile_k, _at(args.key_mask, t), _at(args.positions, t), args, fill)
+        before = _states(x, _at(state, t), _at(kept, t))
         r = _backward(x, before, _at(grad_state, t), state is not None, healthy)
         if dstate is not None and r is not None:
             dstate[t] = r.view(dstate[t].shape)
-    return dq, dk, dv, dstate
+    return dstate
 
 
 def _backward(
-    x: Walk, before: list[Tensor | None], grad_state: Tensor | None, carried: bool, healthy: bool
+    x: ChunkPlan, before: list[Tensor | None], grad_state: Tensor | None, carried: bool, healthy: bool
 ) -> Tensor | None:
     r = None if grad_state is None else grad_state.flatten(0, 1).clone()
     for i in reversed(range(len(x.steps))):
@@ -176,7 +157,7 @@ def _backward(
             if both:
                 a = x.square(step, q1, *zip(m.halves, vv.halves, strict=True))
                 torch.bmm(a.rows, k1.rows, out=g.rows)
-                s = x.scratch_state(s) if chunks > 1 else s
+                s = x.state_copy(s) if chunks > 1 else s
             if s is not None:
                 turned = _turned(s, x.dv)
                 for c in range(chunks):
@@ -214,10 +195,10 @@ def _backward(
     return r
 
 
-def _states(x: Walk, state: Tensor | None, kept: Tensor) -> list[Tensor | None]:
+def _states(x: ChunkPlan, state: Tensor | None, kept: Tensor | None) -> list[Tensor | None]:
     """S as each step finds it; None where there is nothing yet."""
     s = None if state is None else state.flatten(0, 1)
-    if kept.numel():
+    if kept is not None:
         return [(s if slot is None else slot.flatten(0, 1)) for slot in x.slots(kept)[0]]
     found: list[Tensor | None] = []
     s = None if s is None else s.clone()
@@ -229,7 +210,7 @@ def _states(x: Walk, state: Tensor | None, kept: Tensor) -> list[Tensor | None]:
     return found
 
 
-def _row_gradients(x: Walk, step: Step, healthy: bool) -> tuple[Buffer, Buffer]:
+def _row_gradients(x: ChunkPlan, step: PlanStep, healthy: bool) -> tuple[Buffer, Buffer]:
     """q' and m, the phases of n1' = [g, -(g . o)] / d, of a step.
 
     A row that nothing downstream uses (g = 0) takes no part, whatever it holds: a padded query full
@@ -251,7 +232,7 @@ def _row_gradients(x: Walk, step: Step, healthy: bool) -> tuple[Buffer, Buffer]:
     return q1, m
 
 
-def _absorb(x: Walk, s: Tensor | None, step: Step) -> Tensor | None:
+def _absorb(x: ChunkPlan, s: Tensor | None, step: PlanStep) -> Tensor | None:
     k1, vv = x.keys(step), x.values(step)
     for left, right in zip(k1.chunk_columns, vv.chunks, strict=True):
         s = _add_product(s, left, right)

@@ -1,16 +1,22 @@
-"""The walk of the chunked operator: nothing left out, nothing twice, nothing large."""
+"""The plan of the chunked backend: nothing left out, nothing twice, nothing large."""
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cosformer.ops import chunked
-from cosformer.ops.buffers import Buffer, Room, width
-from cosformer.ops.steps import CHUNK, Walk, plan, room_for_states, tiling
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import Saved
+from cosformer.ops.chunked import attention
+from cosformer.ops.chunked.plan import CHUNK, ChunkPlan, kept_size, plan, tiling
+from cosformer.ops.chunked.workspace import Buffer, Workspace, width
 
 CPU = torch.device("cpu")
 sizes = st.integers(1, 3000)
+
+
+def arguments(q, k, v, causal, offset, horizon):
+    return AttentionArgs(q, k, v, *[None] * 5, causal, offset, horizon, 1e-6, False, True)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -41,14 +47,14 @@ def test_every_token_is_taken_once_and_in_order(tq, tk, offset, causal, dim, fil
 )
 @example(20_000, 20_000, 0, True, 64, 22, 16)  # where a step holds as many chunks as a GPU's buffers
 def test_states_have_room(tq, tk, offset, causal, dim, buffer, heads):
-    """The bound that holds for symbolic sizes is never less than what a walk keeps."""
+    """The bound that holds for symbolic sizes is never less than what a call keeps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cosformer.ops.steps.BUFFER", 2**buffer)
-        room = room_for_states(tq, tk, offset, causal, heads, (dim, dim), CPU)
+        patch.setattr("cosformer.ops.chunked.plan.BUFFER", 2**buffer)
+        room = kept_size(tq, tk, offset, causal, heads, (dim, dim), CPU)
         fill, _ = tiling(max(tq, tk), heads, (dim, dim), CPU)
     q, k = torch.empty(1, tq, heads, dim), torch.empty(1, tk, heads, dim)
-    walk = Walk({"q": q}, {"k": k, "v": k}, None, None, causal, offset, 1e4, fill)
-    slots, used = walk.slots(torch.empty(1, heads, room))
+    steps = ChunkPlan({"q": q}, {"k": k, "v": k}, None, None, arguments(q, k, k, causal, offset, 1e4), fill)
+    slots, used = steps.slots(torch.empty(1, heads, room))
     assert used <= room
     for slot in slots:
         assert slot is None or slot.shape[-2:] == (dim, width(dim))
@@ -60,17 +66,19 @@ def test_an_accelerator_takes_few_large_steps():
     assert of_cpu == (8, 1)
     assert of_gpu == (8, 8)
     assert tiling(65536, 16, (64, 64), torch.device("cuda")) == (64, 1)
-    assert room_for_states(65536, 65536, 0, True, 16, (64, 64), torch.device("cuda")) < 65536 * 16
+    assert kept_size(65536, 65536, 0, True, 16, (64, 64), torch.device("cuda")) < 65536 * 16
 
 
 def call(length):
     """A forward and backward pass in a room of its own: the bytes to work in, and of the kept states."""
-    room = Room()
+    room = Workspace()
     q, k, v = (torch.randn(1, length, 8, 64) for _ in range(3))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cosformer.ops.steps._room", room)
-        out, den, kept, _ = chunked.forward(q, k, v, None, None, None, True, 0, length, 1e-6, False, True)
-        chunked.backward(out, None, q, k, v, out, den, kept, None, None, None, True, 0, length, 1e-6)
+        patch.setattr("cosformer.ops.chunked.plan._workspace", room)
+        args, out, den = arguments(q, k, v, True, 0, length), torch.empty_like(v), torch.empty(q.shape[:-1])
+        kept, _ = attention.forward(args, None, out, den)
+        into = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
+        attention.backward(args, None, Saved(out, den, kept), out, None, into)
     return sum(x.nbytes for x in room.memory.values()), kept.nbytes
 
 
@@ -86,7 +94,7 @@ def test_short_sequences_need_less_room_than_their_tensors(length):
 
 
 def test_kept_memory_is_bounded():
-    room, cpu = Room(), torch.device("cpu")
+    room, cpu = Workspace(), torch.device("cpu")
     room.limit = 2**12
     for n in range(1, 600):
         assert isinstance(room.take("x", (n, 3), torch.float32, cpu), Buffer)
@@ -95,7 +103,7 @@ def test_kept_memory_is_bounded():
 
 
 def test_a_buffer_is_found_again():
-    room, cpu = Room(), torch.device("cpu")
+    room, cpu = Workspace(), torch.device("cpu")
     first = room.take("x", (4, 3), torch.float32, cpu)
     assert room.take("x", (4, 3), torch.float32, cpu) is first
     assert room.take("x", (2, 3), torch.float32, cpu).whole.data_ptr() == first.whole.data_ptr()

@@ -1,4 +1,4 @@
-"""The room in which the chunked operator works, and the ways its matrices are looked at.
+"""The memory in which the chunked backend works, and the views of its matrices.
 
 Values with both their phases, and sums of them, have rows [x cos, x sin, y cos, y sin, 0 ...]: x is as
 wide as a value, y is a number (what belongs to the denominator).
@@ -24,7 +24,7 @@ def halves(x: Tensor, dv: int) -> tuple[Tensor, Tensor]:
 
 
 class Buffer:
-    """Room for one operand of a step [chunks, B, Hk, group, tokens, .], and the ways it is looked at.
+    """Workspace for one operand of a step [chunks, B, Hk, group, tokens, .], and the ways it is looked at.
 
     With `dv`, its rows are [x cos, x sin, y cos, y sin, 0 ...], with x of that width and y a number.
     """
@@ -78,7 +78,7 @@ class Buffer:
         return self.parts[2][..., :1], self.parts[2][..., 1:2]
 
 
-class Room(threading.local):
+class Workspace(threading.local):
     """Memory for buffers, kept from call to call by each thread: on a CPU, fresh pages can cost
     more than the arithmetic done in them. Other devices have allocators that see to this."""
 

@@ -1,0 +1,168 @@
+"""The one sum that a head with a window is made of, forward and backward, in linear time:
+
+    y_i = sum_j c(i - j) (a_i . b_j) c_j,   c(d) = cos((pi/2) d/W) for -ahead <= d <= back, 0 elsewhere
+
+with `back` and `ahead` at most W - 1, and i counted from the first j.
+
+Narrow windows are a band: a tile of rows meets the columns that it can see, and the weights of such a tile
+are the same everywhere. Wide windows go through states: of a tile's columns, whole chunks strictly inside the
+window count through their summed state sum_j b_j [c_j cos theta_j, c_j sin theta_j], and the two chunks at
+its ends as squares. The sum over the chunks of a sliding window takes blocks as long as the window, suffix
+sums of one block and prefix sums of the next (van Herk 1992, Gil and Werman 1993): nothing is ever
+subtracted, so that nothing drifts, and nothing stays behind.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.windows import CHUNK, NARROW
+
+STEP = 2**19  # numbers in the squares of a step: they stay in the cache of a CPU
+LARGE_STEP = 2**24  # where each call starts a kernel
+STATES = 2**22  # numbers in the states of a block, for some rows of the batch at a time
+
+
+def windowed_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
+    """a [N, Ta, F], b [N, Tb, F], c [N, Tb, E]; row i of a stands at i + offset. y [N, Ta, E]."""
+    length = b.shape[1]
+    # Rows whose window holds nothing stay zero, and no window is longer than there are columns.
+    first = max(0, -ahead - offset)
+    last = min(a.shape[1], length + back - offset)
+    if first >= last or length == 0:
+        return a.new_zeros((*a.shape[:2], c.shape[2]))
+    run = _band_sum if window <= NARROW else _wide_sum
+    y = run(a[:, first:last], b, c, window, back, ahead, offset + first)
+    if y.shape[1] == a.shape[1]:
+        return y
+    return torch.nn.functional.pad(y, (0, 0, first, a.shape[1] - last))
+
+
+@lru_cache(256)
+def _weights(
+    rows: int, columns: int, start: int, window: int, back: int, ahead: int, dtype: torch.dtype, device: str
+) -> Tensor:
+    """c(start + row - column) [rows, columns]."""
+    d = start + torch.arange(rows)[:, None] - torch.arange(columns)
+    w = torch.cos(math.pi / 2 / window * d.double()).masked_fill((d > back) | (d < -ahead), 0)
+    return w.to(device, dtype)
+
+
+def _band_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
+    n, rows, _ = a.shape
+    length = b.shape[1]
+    back, ahead = min(back, offset + rows - 1), min(ahead, max(0, length - 1 - offset))
+    back = max(back, -ahead)
+    tile = min(rows, 64 if back + ahead >= 32 else 32)
+    width = tile + back + ahead
+    tiles = -(-rows // tile)
+    # Rows of the batch lie one behind another, with as much nothing between them as a window can see.
+    stride = tiles if n == 1 else tiles + -(-(back + ahead) // tile)
+    a = _laid_out(a, 0, n, stride * tile, 0)
+    before = offset - back  # the column that the first tile begins with
+    b, c = (_laid_out(x, before, n, stride * tile, width) for x in (b, c))
+    count = (n - 1) * stride + tiles
+    a = a[: count * tile].view(count, tile, -1)
+    b, c = (x.as_strided((count, width, x.shape[1]), (tile * x.shape[1], x.shape[1], 1)) for x in (b, c))
+    weights = _weights(tile, width, back, window, back, ahead, a.dtype, str(a.device))
+    y = a.new_empty((n * stride, tile, c.shape[2]))
+    step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (tile * width))
+    for t in range(0, count, step):
+        part = slice(t, min(t + step, count))
+        p = torch.bmm(a[part], b[part].mT).mul_(weights)
+        torch.bmm(p, c[part], out=y[part])
+    return y.view(n, stride * tile, -1)[:, :rows]
+
+
+def _laid_out(x: Tensor, before: int, n: int, length: int, more: int) -> Tensor:
+    """Rows [n, T, F] one behind another [n * length + more, F], each from its row `before` on (zeros where
+    that is negative), with zeros behind it. The last one may be longer by `more`."""
+    skip, zeros = max(0, before), max(0, -before)
+    if n == 1:
+        length, more = length + more, 0
+    x = x[:, skip : skip + length - zeros]
+    if n == 1 and zeros == 0 and x.shape[1] == length and x.is_contiguous():
+        return x[0]
+    flat = x.new_zeros((n * length + more, x.shape[2]))
+    flat[: n * length].view(n, length, -1)[:, zeros : zeros + x.shape[1]] = x
+    return flat
+
+
+def _wide_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
+    n, rows, features = a.shape
+    first, skip = divmod(offset, CHUNK)  # the chunk of columns that stands where the first row does
+    a, b, c = _chunks(a, skip), _chunks(b, 0), _chunks(c, 0)
+    y = a.new_zeros((*a.shape[:3], c.shape[3]))
+    # The two chunks at the ends of a window, seen from the row's own: no further than there are columns.
+    length = window // CHUNK
+    low = max(-length, min(-1, -(first + a.shape[0]))) if back else 0
+    high = min(length, max(1, b.shape[0] - first)) if ahead else 0
+    at_once = max(1, STATES // (2 * features * c.shape[3] * (high - low)))
+    for r in range(0, n, at_once):
+        a_, b_, c_, y_ = (x[:, r : r + at_once] for x in (a, b, c, y))
+        _add_inside(a_, b_, c_, y_, window, low + 1, high - 1, first)
+        for end in (low, high):
+            _add_square(a_, b_, c_, y_, window, back, ahead, first, end)
+    return y.transpose(0, 1).flatten(1, 2)[:, skip : skip + rows]
+
+
+def _chunks(x: Tensor, before: int) -> Tensor:
+    """[N, T, F] as [chunks, N, CHUNK, F], with so many zeros in front."""
+    n, length, features = x.shape
+    count = -(-(before + length) // CHUNK)
+    padded = torch.nn.functional.pad(x, (0, 0, before, count * CHUNK - before - length))
+    return padded.view(n, count, CHUNK, features).transpose(0, 1).contiguous()
+
+
+def _add_square(
+    a: Tensor, b: Tensor, c: Tensor, y: Tensor, window: int, back: int, ahead: int, first: int, end: int
+) -> None:
+    """Every chunk of rows with the chunk of columns that is `end` chunks further on."""
+    start, stop = max(0, -first - end), min(a.shape[0], b.shape[0] - first - end)
+    weights = _weights(CHUNK, CHUNK, -CHUNK * end, window, back, ahead, a.dtype, str(a.device))
+    step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (CHUNK * CHUNK * a.shape[1]))
+    for t in range(start, stop, step):
+        rows = slice(t, min(t + step, stop))
+        columns = slice(rows.start + first + end, rows.stop + first + end)
+        p = torch.matmul(a[rows], b[columns].mT).mul_(weights)
+        y[rows] += torch.matmul(p, c[columns])
+
+
+def _add_inside(
+    a: Tensor, b: Tensor, c: Tensor, y: Tensor, window: int, low: int, high: int, first: int
+) -> None:
+    """Every chunk of rows with the summed state of the chunks from `low` to `high` further on."""
+    length, width = high - low + 1, c.shape[3]
+    if length == 0:
+        return
+    cc = torch.cat([c * phase for phase in _phases(0, c, window)], -1)
+    states = _block_states(b, cc, first + low, length)
+    for r in range(0, a.shape[0], length):
+        rows = a[r : r + length]
+        following = _block_states(b, cc, first + low + r + length, length)
+        sums = states.flip(0).cumsum_(0).flip(0)
+        sums[1:] += following.cumsum(0)[:-1]
+        z = torch.matmul(rows, sums[: rows.shape[0]])
+        cos, sin = _phases(first + r, rows, window)
+        y[r : r + length].addcmul_(z[..., :width], cos).addcmul_(z[..., width:], sin)
+        states = following
+
+
+def _block_states(b: Tensor, cc: Tensor, start: int, length: int) -> Tensor:
+    """sum_j b_j cc_j^T of each of `length` chunks from `start` on [length, N, F, 2 E]; zeros where there is
+    none."""
+    states = b.new_zeros((length, b.shape[1], b.shape[3], cc.shape[3]))
+    low, high = max(0, start), min(b.shape[0], start + length)
+    if low < high:
+        states[low - start : high - start] = torch.matmul(b[low:high].mT, cc[low:high])
+    return states
+
+
+def _phases(chunk: int, like: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of (pi/2) i/W of the rows [chunks, N, CHUNK, .] from chunk number `chunk` on, each [chunks,
+    1, CHUNK, 1]. The angle's period is 4 W: so it stays small at any position."""
+    at = chunk * CHUNK + torch.arange(like.shape[0] * CHUNK, device=like.device)
+    theta = (at % (4 * window)).double().mul_(math.pi / 2 / window).view(-1, 1, CHUNK, 1)
+    return theta.cos().to(like.dtype), theta.sin().to(like.dtype)

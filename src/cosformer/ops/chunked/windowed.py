@@ -1,0 +1,213 @@
+"""Heads with a window in plain PyTorch, linear in the length for every window: forward and backward, each as
+sums of one kind (window_sums.py).
+
+With x' = ReLU(x), v1 = [v, 1], g = dL/do, r_i = 1 / max(d_i, eps), e_i = -(g_i . o_i) (0 where eps holds
+d_i), g1 = [g, e] and the sum Y(a, b, c)_i = sum_j c(i - j) (a_i . b_j) c_j over the window:
+
+    [n, d] = Y(q', k', v1)        o = r n
+    dq' = r Y(g1, v1, k')         dk' = Y(v1, g1, r q')         dv = Y(k', r q', g)
+
+the last two over the queries that see a key: the window looks the other way.
+
+A weight of zero times NaN is NaN. Where a result is not finite, it is computed again with all that is not
+finite left out, and rows that could see such an operand become NaN: what lies beyond the window, in another
+document or behind a mask has no influence, whatever it holds.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import Saved
+from cosformer.ops.chunked.window_sums import windowed_sum
+from cosformer.ops.packing import Bundle, bundles, document_bounds
+
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+class Group(NamedTuple):
+    """Neighbouring key heads with the same window."""
+
+    heads: slice
+    window: int
+
+
+def forward(args: AttentionArgs, out: Tensor, den: Tensor) -> None:
+    """Writes the heads with a window of `out` [B, Tq, H, Dv] and `den` [B, Tq, H]."""
+    if args.cu_seqlens is not None:
+        for b in bundles(document_bounds(args.cu_seqlens, args.q.shape[1]), args.q.device):
+            o, d = b.take(out).clone(), b.take(den).clone()
+            forward(_alone(args, b), o, d)
+            b.put(out, o)
+            b.put(den, d)
+        return
+    for group in _groups(args):
+        x = Operands(args, group)
+        for g in range(args.group):
+            n, d = x.forward(x.queries(args.q, g))
+            x.write(out, g, n / d.clamp_min(args.eps))
+            x.write(den.unsqueeze(-1), g, d)
+
+
+def backward(args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple) -> None:
+    """Writes the heads with a window of dq, dk, dv."""
+    if args.cu_seqlens is not None:
+        for b in bundles(document_bounds(args.cu_seqlens, args.q.shape[1]), args.q.device):
+            of_rows = b.take(grad)
+            if b.real is not None:
+                of_rows = of_rows.masked_fill(~b.real[..., None, None], 0)
+            dq, dk, dv = (b.take(x).clone() for x in into)
+            made = (dq, dk, dv)
+            backward(_alone(args, b), Saved(b.take(saved.out), b.take(saved.den), None), of_rows, made)
+            for whole, part in zip(into, made, strict=True):
+                b.put(whole, part)
+        return
+    for group in _groups(args):
+        x = Operands(args, group)
+        dk, dv = torch.zeros_like(x.k), x.k.new_zeros((*x.k.shape[:2], args.v.shape[3]))
+        for g in range(args.group):
+            row = (x.queries(y, g) for y in (args.q, grad, saved.out, saved.den.unsqueeze(-1)))
+            dq, dk_g, dv_g = x.backward(*row)
+            x.write(into[0], g, dq)
+            dk += dk_g
+            dv += dv_g
+        x.write_keys(into[1], dk)
+        x.write_keys(into[2], dv)
+
+
+class Operands:
+    """The keys of a group of heads, [N, T, .] with N = B times the heads, in the type of the sums."""
+
+    def __init__(self, args: AttentionArgs, group: Group):
+        self.group, self.per_key = group, args.group
+        self.offset, self.eps = args.query_offset, args.eps
+        self.window = group.window
+        self.back, self.ahead = self.window - 1, 0 if args.causal else self.window - 1
+        self.batch, self.dtype = args.q.shape[0], args.accum_dtype
+        self.heads = group.heads.stop - group.heads.start
+        self.k, v = (self._flat(x[:, :, group.heads]) for x in (args.k, args.v))
+        self.dv = v.shape[2]
+        if args.key_mask is not None:
+            hidden = ~args.key_mask.repeat_interleave(self.heads, 0).unsqueeze(-1)
+            self.k, v = self.k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+        self.v1 = _with_column(v, 1.0)
+
+    def queries(self, x: Tensor, g: int) -> Tensor:
+        """Head g of those that share a key head, of a tensor [B, Tq, H, .]."""
+        return self._flat(x[:, :, self._of(g)])
+
+    def write(self, into: Tensor, g: int, x: Tensor) -> None:
+        into[:, :, self._of(g)] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
+
+    def write_keys(self, into: Tensor, x: Tensor) -> None:
+        into[:, :, self.group.heads] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
+
+    def _of(self, g: int) -> slice:
+        return slice(
+            self.group.heads.start * self.per_key + g, self.group.heads.stop * self.per_key, self.per_key
+        )
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).to(self.dtype).flatten(0, 1).contiguous()
+
+    def forward(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """n [N, Tq, Dv] and d [N, Tq, 1]."""
+        y = self._rows(q.relu(), self.k.relu(), self.v1)
+        if not _finite(y):
+            bad, bad_keys = _not_finite(q), _not_finite(self.k) | _not_finite(self.v1)
+            k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
+            y = self._rows(q.masked_fill(bad, 0).relu(), k.relu(), v1)
+            y = y.masked_fill(bad | self._sees(bad_keys, q.shape[1]), torch.nan)
+        return y[..., : self.dv], y[..., self.dv : self.dv + 1]
+
+    def backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor) -> Triple:
+        """dq, dk, dv of one head of queries."""
+        used = (g != 0).any(-1, keepdim=True)
+        made = self._backward(q, g, out, d, self.k, self.v1)
+        if all(_finite(x) for x in made):
+            return made
+        # A row whose gradient is zero takes no part, whatever it holds.
+        bad = used & (_not_finite(q) | _not_finite(g) | _not_finite(out) | _not_finite(d))
+        bad_keys = _not_finite(self.k) | _not_finite(self.v1)
+        left_out = bad | ~used
+        q, g, out, d = (x.masked_fill(left_out, 0) for x in (q, g, out, d))
+        k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
+        dq, dk, dv = self._backward(q, g, out, d, k, v1)
+        lost = bad | (used & self._sees(bad_keys, q.shape[1]))
+        lost_keys = self._is_seen(bad, k.shape[1]) | (bad_keys & self._is_seen(used, k.shape[1]))
+        return (
+            dq.masked_fill(lost, torch.nan),
+            dk.masked_fill(lost_keys, torch.nan),
+            dv.masked_fill(lost_keys, torch.nan),
+        )
+
+    def _backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor, k: Tensor, v1: Tensor) -> Triple:
+        r = d.clamp_min(self.eps).reciprocal()
+        e = (g * out).sum(-1, keepdim=True).neg_().masked_fill_(d < self.eps, 0)
+        g1 = _with_column(g, e)
+        q_, k_ = q.relu(), k.relu()
+        rq = r * q_
+        dq = (self._rows(g1, v1, k_) * r).masked_fill_(q_ == 0, 0)
+        dk = self._columns(v1, g1, rq).masked_fill_(k_ == 0, 0)
+        return dq, dk, self._columns(k_, rq, g)
+
+    def _rows(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Y(a, b, c) of the queries, over keys."""
+        return windowed_sum(a, b, c, self.window, self.back, self.ahead, self.offset)
+
+    def _columns(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """Y(a, b, c) of the keys, over the queries that see them."""
+        return windowed_sum(a, b, c, self.window, self.ahead, self.back, -self.offset)
+
+    def _sees(self, marked: Tensor, length: int) -> Tensor:
+        """Which of `length` queries see a marked key [N, T, 1]."""
+        return _any_between(marked, length, self.offset - self.back, self.offset + self.ahead)
+
+    def _is_seen(self, marked: Tensor, length: int) -> Tensor:
+        """Which of `length` keys are seen by a marked query."""
+        return _any_between(marked, length, -self.offset - self.ahead, -self.offset + self.back)
+
+
+def _any_between(marked: Tensor, length: int, low: int, high: int) -> Tensor:
+    """For each row i of `length`, whether one of the rows i + low to i + high of marked [N, T, 1] is set."""
+    total = torch.nn.functional.pad(marked.to(torch.int32).cumsum(1), (0, 0, 1, 0))
+    i = torch.arange(length, device=marked.device)
+    first, last = ((i + n).clamp(0, marked.shape[1]) for n in (low, high + 1))
+    return total[:, last] > total[:, first]
+
+
+def _finite(x: Tensor) -> bool:
+    return bool(x.sum().isfinite())
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    return ~x.isfinite().all(-1, keepdim=True)
+
+
+def _with_column(x: Tensor, last: Tensor | float) -> Tensor:
+    """[x, last, 0 ...], filled up to whole registers."""
+    width = -(-(x.shape[2] + 1) // 16) * 16
+    wider = x.new_zeros((*x.shape[:2], width))
+    wider[..., : x.shape[2]] = x
+    wider[..., x.shape[2] : x.shape[2] + 1] = last
+    return wider
+
+
+def _groups(args: AttentionArgs) -> Iterator[Group]:
+    assert args.windows is not None
+    first = 0
+    for head in range(1, len(args.windows) + 1):
+        if head == len(args.windows) or args.windows[head] != args.windows[first]:
+            if args.windows[first]:
+                yield Group(slice(first, head), args.windows[first])
+            first = head
+
+
+def _alone(args: AttentionArgs, b: Bundle) -> AttentionArgs:
+    """The documents of a bundle as rows of a batch."""
+    return args.but(
+        q=b.take(args.q), k=b.take(args.k), v=b.take(args.v), key_mask=b.real, cu_seqlens=None, query_offset=0
+    )
