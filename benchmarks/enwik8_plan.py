@@ -84,6 +84,10 @@ VARIANTS: dict[str, Variant] = {
     "cosformer, rotary": Variant("cosformer", "cosformer", {"position": "rotary"}),
     "cosformer, learned positions": Variant("cosformer", "cosformer", {"position": "learned"}),
     **{name: _windows(windows) for name, windows in SETS.items()},
+    "windows, 16 heads": _windows(
+        (2, 2, 4, 4, 8, 8, 16, 16, 32, 64, 64, 128, 256, 256, None, None), num_attention_heads=16
+    ),
+    "windows, 4 heads": _windows((2, 8, 64, None), num_attention_heads=4),
     "windows + rotary": _windows(position="rotary"),
     "windows + convolution": _windows(**CONVOLUTION),
     "windows + gate and norm": _windows(**GATE),
@@ -161,8 +165,9 @@ def of(name: str, column: str, steps: int, **more: Any) -> Entry:
 def short() -> list[Entry]:
     """Every variant with the short budget; those that try learning rates have their figure from there."""
     tried = [entry for family in ("softmax", "windows", "cosformer") for entry in tries(family)]
-    others = [of(name, "short", SHORT) for name in VARIANTS if name not in TRIED.values()]
-    return [*tried, *others, *tries("relu")]
+    others = [name for name in VARIANTS if name not in TRIED.values()]
+    others.sort(key=lambda name: VARIANTS[name].family != "windows")
+    return [*tried, *(of(name, "short", SHORT) for name in others), *tries("relu")]
 
 
 def long() -> list[Entry]:

@@ -5,6 +5,7 @@ paper's tables are in evidence_plan.py, those of the study of the models in abla
 """
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,6 +109,7 @@ def missing(attention: str | list[str], model: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+@functools.cache
 def _takes_lists() -> bool:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     try:

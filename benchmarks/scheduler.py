@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -48,7 +49,7 @@ class Scheduler:
         entries: in the order of their importance.
         folder: where unfinished runs, and the records of finished ones, stay from one call to the next.
         out: where records and the log of this call go.
-        known: records made before, of other machines too.
+        known, known_failures: records made before, of other machines too, and reasons by name.
         jobs: runs side by side.
         memory: GiB that they may take together.
         deadline: on the clock of time.monotonic().
@@ -68,6 +69,7 @@ class Scheduler:
     grace: float = 25.0
     resume_later: bool = True
     retry: bool = False
+    known_failures: Mapping[str, Record] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
     state: dict[str, str] = field(default_factory=dict)
@@ -82,9 +84,8 @@ class Scheduler:
         self.kept, self.given = self.folder / "records.jsonl", self.out / "records.jsonl"
         self.failures = self.folder / "failures.json"
         self.records = by_name([*self.known, *files.lines(self.kept)])
-        self.failed: dict[str, Record] = {} if self.retry or not self.failures.is_file() else files.read_json(
-            self.failures
-        )  # fmt: skip
+        own = files.read_json(self.failures) if self.failures.is_file() else {}
+        self.failed: dict[str, Record] = {} if self.retry else {**self.known_failures, **own}
 
     def work(self) -> None:
         """Until the deadline, or until nothing is left to do."""
@@ -270,6 +271,8 @@ class Scheduler:
             for path in (self.failures, self.out / self.failures.name):
                 files.write_json(path, self.failed)
             self._say(f"FAILED: {entry.name}: {outcome['reason']}")
+            if slot in self.slots:
+                self._forget(slot)  # an error of the GPU stays with its process
         else:
             self._say(f"is cut off: {entry.name}, after {took:.0f} s")
 

@@ -57,6 +57,7 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
     scheduler = Scheduler(
         entries, args.folder, args.out, _known(args.results), args.jobs, args.memory,
         time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry,
+        records.failures(args.results),
     )  # fmt: skip
     if args.dry_run:
         print(overview(scheduler, args.jobs))

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import ablation, enwik8_plan, evidence_plan, time_slice, worker
 from benchmarks.plan import Entry, NotYet, build, by_name, files_of, is_done, missing, with_seed
 from benchmarks.scheduler import Scheduler
 from cosformer import tasks
 from cosformer.training import curve
-from cosformer.training.model import configuration
+from cosformer.training.model import HEADS, configuration
 from cosformer.training.run import digest
 from tests.benchmarks import stubborn, tiny_plan
 
@@ -143,16 +144,30 @@ def test_names_are_unique_and_settings_whole():
     assert digest(build(with_seed(entries["lra/image/softmax/rate 0.001"], 1), {})) not in digests
 
 
-def test_sizes_of_the_variants_are_equal():
-    """19 million parameters; what is not of the attention is the same for all."""
+def test_the_variants_are_of_one_size():
+    """19 million parameters, but for learned positions within a hundredth; windows fit heads and layers."""
+    sizes = {}
     for name, variant in enwik8_plan.VARIANTS.items():
-        assert enwik8_plan.of(name, "short", 100).overrides["model"]["num_attention_heads"] == 8
-        of_layers = variant.model.get("attention_parameters", {})
-        for own in of_layers if isinstance(of_layers, list) else [of_layers]:
-            assert len(own.get("windows", range(8))) == 8
-            assert all(w is None or w <= 256 or w % 64 == 0 for w in own.get("windows", []))
+        entry = enwik8_plan.of(name, "short", 100)
+        own = entry.overrides["model"]
+        given = own.get("attention_parameters", {})
+        for windows in (
+            p["windows"] for p in (given if isinstance(given, list) else [given]) if "windows" in p
+        ):
+            assert len(windows) == own["num_attention_heads"]
+            assert all(w is None or w <= 256 or w % 64 == 0 for w in windows)
         if not isinstance(variant.attention, str):
-            assert len(variant.attention) == len(of_layers) == enwik8_plan.LAYERS
+            assert len(variant.attention) == len(given) == own["num_hidden_layers"]
+        if not missing(variant.attention, own):
+            run = build(
+                dataclasses.replace(entry, tries=(), overrides={**entry.overrides, "learning_rate": 1}), {}
+            )
+            with torch.device("meta"):
+                sizes[name] = HEADS["causal_lm"](configuration(run, tasks.build("enwik8"))).num_parameters()
+    softmax = sizes["softmax, rotary"]
+    assert 18e6 < softmax < 20e6
+    for name, size in sizes.items():
+        assert abs(size / softmax - 1) < (0.03 if "learned" in name else 0.01), name
 
 
 def test_what_the_models_lack_is_named():
