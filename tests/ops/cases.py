@@ -1,6 +1,6 @@
 """Inputs for the operator's tests, and the measure of how far two results are apart."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ class Case:
 
     def to(self, dtype: torch.dtype) -> "Case":
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return Case({n: x.to(dtype if n in "qkv" else wide) for n, x in self.tensors.items()}, self.options)
+        sums = ("numerator", "denominator")
+        return Case({n: x.to(wide if n in sums else dtype) for n, x in self.tensors.items()}, self.options)
 
     def on(self, device: str) -> "Case":
         options = {n: x.to(device) if hasattr(x, "to") else x for n, x in self.options.items()}
@@ -38,26 +39,26 @@ class Case:
         t = self.tensors
         options = self.options | more
         if "numerator" in t:
-            state = options["state"]
-            options["state"] = CosformerState(
-                t["numerator"], t["denominator"], state.positions, state.seen, state.horizon
-            )
+            carried = {n: t[n] for n in ("numerator", "denominator", "keys", "values") if n in t}
+            options["state"] = replace(options["state"], **carried)
         return cosformer_attention(t["q"], t["k"], t["v"], backend=backend, **options)
 
     def results(self, backend: str) -> dict[str, Tensor]:
         """All values, and the gradients of a fixed random function of them."""
         leaves = {n: x.detach().clone().requires_grad_() for n, x in self.tensors.items()}
         made = Case(leaves, self.options).call(backend)
-        values = {"out": made} if isinstance(made, Tensor) else {
-            "out": made[0], "numerator'": made[1].numerator, "denominator'": made[1].denominator
-        }  # fmt: skip
+        values = {"out": made if isinstance(made, Tensor) else made[0]}
+        if not isinstance(made, Tensor):
+            values |= {f"{n}'": getattr(made[1], n) for n in ("numerator", "denominator", "keys", "values")}
+        values = {n: x for n, x in values.items() if x is not None and (x.numel() or x.requires_grad)}
         weights = torch.Generator().manual_seed(7)
         grads = torch.autograd.grad(
             list(values.values()),
             list(leaves.values()),
             [torch.randn(x.shape, generator=weights, dtype=torch.float64).to(x) for x in values.values()],
+            allow_unused=True,  # sums of a state where every head has a window
         )
-        return values | {"d" + n: g for n, g in zip(leaves, grads, strict=True)}
+        return values | {"d" + n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
 
 
 def make(
@@ -91,24 +92,65 @@ def make(
         options["cu_seqlens"] = torch.cat([cuts.new_zeros(1), cuts, cuts.new_full((1,), tq)])
     if state:
         rows = documents or batch
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        tensors["numerator"] = torch.randn(rows, kv_heads, 2, dim, value_dim, dtype=wide)
-        tensors["denominator"] = torch.rand(rows, kv_heads, 2, dim, dtype=wide)
         positions = torch.randint(0, max(tk, 40), (rows,))
-        options["state"] = CosformerState(
-            tensors["numerator"],
-            tensors["denominator"],
-            positions,
-            int(positions.max()),
-            float(options["horizon"]),
-        )
+        tensors |= carried(rows, kv_heads, dim, value_dim, dtype, options.get("windows"))
+        options["state"] = state_of(tensors, positions, options["horizon"], options.get("windows"))
         options["return_state"] = True
     return Case(tensors, options)
 
 
+def carried(rows, kv_heads, dim, value_dim, dtype, windows) -> dict[str, Tensor]:
+    """The tensors of a random state."""
+    wide = torch.promote_types(dtype, torch.float32)
+    plain = kv_heads if windows is None else sum(w is None for w in windows)
+    tensors = {
+        "numerator": torch.randn(rows, plain, 2, dim, value_dim, dtype=wide),
+        "denominator": torch.rand(rows, plain, 2, dim, dtype=wide),
+    }
+    if plain < kv_heads:
+        past = sum(w - 1 for w in windows if w)
+        tensors["keys"] = torch.randn(rows, past, dim, dtype=torch.float64).to(dtype)
+        tensors["values"] = torch.randn(rows, past, value_dim, dtype=torch.float64).to(dtype)
+    return tensors
+
+
+def state_of(tensors, positions, horizon, windows) -> CosformerState:
+    unbounded = windows is not None and None not in windows
+    windowed = windows is not None and any(windows)
+    return CosformerState(
+        tensors["numerator"], tensors["denominator"], positions, int(positions.max()),
+        None if unbounded else float(horizon), tensors.get("keys"), tensors.get("values"),
+        tuple(windows) if windowed else None,
+    )  # fmt: skip
+
+
 def distance(a: Tensor, b: Tensor) -> float:
-    """Relative to b, or absolute where b is nearly nothing (a gradient that cancels, say)."""
+    """The largest error of a row (along the last axis), relative to that row and to the typical row of its
+    tensor together; absolute where b is nearly nothing (a gradient that cancels, say).
+
+    A norm over everything would not see a few rows: ten of 65,536 could be zero."""
     if b.numel() == 0:
         return 0.0
     a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    rows = b.norm(dim=-1)
+    error = (a - b).norm(dim=-1) / (rows + rows.square().mean().sqrt().clamp_min(1))
+    return float(error.nan_to_num(torch.inf).max())
+
+
+def norm_distance(a: Tensor, b: Tensor) -> float:
+    """Of all numbers together, relative to b."""
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
     return float((a - b).norm() / b.norm().clamp_min(1))
+
+
+def is_as_good_as(ours: Tensor, plain: Tensor, truth: Tensor, floor: float) -> bool:
+    """The rule for float32 and below: on the whole at most twice the error of plain arithmetic in the same
+    type, and in no row more than four times its worst; `floor` is what one rounding costs. Plain half
+    precision overflows now and then: then the floor alone counts."""
+    if not ours.isfinite().all():
+        return False
+    finite = bool(plain.isfinite().all())
+    return all(
+        measure(ours, truth) <= factor * max(measure(plain, truth) if finite else 0.0, floor)
+        for measure, factor in ((norm_distance, 2), (distance, 4))
+    )

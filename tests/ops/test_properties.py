@@ -2,16 +2,19 @@
 from hypothesis, tensors included (through their seed)."""
 
 import itertools
+from dataclasses import replace
 
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cosformer import CosformerState, cosformer_attention
+from cosformer import cosformer_attention
 
-from .cases import Case, distance
+from .cases import Case, distance, state_of
+from .cases import carried as carried_tensors
 
 lengths = st.one_of(st.integers(1, 12), st.sampled_from([31, 63, 64, 65, 129, 200]))
+window = st.one_of(st.none(), st.integers(1, 12), st.sampled_from([31, 63, 64, 65, 128, 200, 256, 320, 512]))
 settings.register_profile(
     "here",
     deadline=None,
@@ -37,7 +40,7 @@ def strided(draw, *shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @st.composite
-def cases(draw, dtype: torch.dtype) -> Case:
+def cases(draw, dtype: torch.dtype, windowed: bool = False) -> Case:
     torch.manual_seed(draw(st.integers(0, 2**31)))
     causal = draw(st.booleans())
     kind = draw(st.sampled_from(["self", "cross", "packed"]))
@@ -65,19 +68,24 @@ def cases(draw, dtype: torch.dtype) -> Case:
         options["key_mask"] = torch.rand(batch, tk) < draw(st.sampled_from([0.0, 0.2, 0.7, 1.0]))
     seen = torch.randint(0, 30, (rows,)) if carried else torch.zeros(rows, dtype=torch.int64)
     furthest = max(int(seen.max()) + offset + tq - 1, tk - 1 - offset, 1)
-    options["horizon"] = float(furthest + draw(st.sampled_from([0, 1, 100])))
+    options["horizon"] = float(furthest + draw(st.sampled_from([0.5, 1, 100])))
+    windows = None
+    if windowed:
+        windows = options["windows"] = tuple(draw(st.lists(window, min_size=kv_heads, max_size=kv_heads)))
+        if carried and any(windows):  # earlier queries would see keys that the state no longer holds
+            offset = options["query_offset"] = max(offset, 0)
+            if kind == "packed":
+                del options["query_offset"]
+            furthest = max(int(seen.max()) + offset + tq - 1, tk - 1 - offset, 1)
+            options["horizon"] = float(furthest + 7)
     tensors = {
         "q": strided(draw, batch, tq, kv_heads * group, dim, dtype=dtype),
         "k": strided(draw, batch, tk, kv_heads, dim, dtype=dtype),
         "v": strided(draw, batch, tk, kv_heads, value_dim, dtype=dtype),
     }
     if carried:
-        wide = torch.promote_types(dtype, torch.float32)
-        tensors["numerator"] = torch.randn(rows, kv_heads, 2, dim, value_dim, dtype=wide)
-        tensors["denominator"] = torch.rand(rows, kv_heads, 2, dim, dtype=wide)
-        options["state"] = CosformerState(
-            tensors["numerator"], tensors["denominator"], seen, int(seen.max()), options["horizon"]
-        )
+        tensors |= carried_tensors(rows, kv_heads, dim, value_dim, dtype, windows)
+        options["state"] = state_of(tensors, seen, options["horizon"], windows)
     if carried or draw(st.booleans()):
         options["return_state"] = True
     return Case(tensors, options)
@@ -91,6 +99,14 @@ def test_values_and_gradients(case):
         assert distance(ours[name], expected) <= 1e-10, name
 
 
+@settings(max_examples=1800)
+@given(cases(torch.float64, windowed=True))
+def test_values_and_gradients_with_windows(case):
+    ours, paper = case.results("chunked"), case.results("reference")
+    for name, expected in paper.items():
+        assert distance(ours[name], expected) <= 1e-10, name
+
+
 @settings(max_examples=500)
 @given(st.data(), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
 def test_lower_precision(data, dtype):
@@ -99,9 +115,7 @@ def test_lower_precision(data, dtype):
     case.options["horizon"] *= 2  # beyond half of it a cosine is a small difference of products
     if "state" in case.options:
         s = case.options["state"]
-        case.options["state"] = CosformerState(
-            s.numerator, s.denominator, s.positions, s.seen, case.options["horizon"]
-        )
+        case.options["state"] = replace(s, horizon=case.options["horizon"])
     exact = case.to(torch.float64).results("reference")
     ours, plain = case.results("chunked"), case.results("reference")
     unit, largest = torch.finfo(dtype).eps, torch.finfo(dtype).max
@@ -114,7 +128,7 @@ def test_lower_precision(data, dtype):
             assert distance(ours[name], truth) <= allowed, name
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(st.data())
 def test_any_cut_is_the_whole(data):
     """Causal: cut anywhere, as often as you like, carry the state."""
@@ -123,7 +137,8 @@ def test_any_cut_is_the_whole(data):
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, length), max_size=5))), length]
     q, k, v = (torch.randn(2, length, 2, 8, dtype=torch.float64) for _ in range(3))
     mask = torch.rand(2, length) < 0.8
-    options = {"causal": True, "horizon": float(length)}
+    windows = data.draw(st.one_of(st.none(), st.tuples(window, window)))
+    options = {"causal": True, "horizon": float(length), "windows": windows}
     whole, end = cosformer_attention(q, k, v, key_mask=mask, return_state=True, **options)
     state, parts = None, []
     for a, b in itertools.pairwise(cuts):
@@ -136,3 +151,6 @@ def test_any_cut_is_the_whole(data):
     assert distance(torch.cat(parts, 1), whole) <= 1e-10
     assert distance(state.numerator, end.numerator) <= 1e-10
     assert torch.equal(state.positions, end.positions)
+    for name in ("keys", "values"):
+        mine, expected = getattr(state, name), getattr(end, name)
+        assert (mine is None and expected is None) or torch.equal(mine, expected)

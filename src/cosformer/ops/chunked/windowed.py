@@ -5,7 +5,7 @@ With x' = ReLU(x), v1 = [v, 1], g = dL/do, r_i = 1 / max(d_i, eps), e_i = -(g_i 
 d_i), g1 = [g, e] and the sum Y(a, b, c)_i = sum_j c(i - j) (a_i . b_j) c_j over the window:
 
     [n, d] = Y(q', k', v1)        o = r n
-    dq' = r Y(g1, v1, k')         dk' = Y(v1, g1, r q')         dv = Y(k', r q', g)
+    dq' = r Y(g1, v1, k')         dk' = Y(v1, g1, r q')         dv = Y(k', q', r g)
 
 the last two over the queries that see a key: the window looks the other way.
 
@@ -152,7 +152,8 @@ class Operands:
         rq = r * q_
         dq = (self._rows(g1, v1, k_) * r).masked_fill_(q_ == 0, 0)
         dk = self._columns(v1, g1, rq).masked_fill_(k_ == 0, 0)
-        return dq, dk, self._columns(k_, rq, g)
+        # The products of q' and k' as the forward made them: r undoes them exactly where there is one alone.
+        return dq, dk, self._columns(k_, q_, r * g)
 
     def _rows(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Y(a, b, c) of the queries, over keys."""

@@ -62,6 +62,14 @@ _TABLE = {
         (4, 128): Blocks(16, 128, 4, 1),
         (4, 256): Blocks(16, 256, 4, 1),
     },
+    "wide": _EXACT
+    | {
+        (2, 16): Blocks(64, 64, 4, 2),
+        (2, 32): Blocks(64, 64, 4, 2),
+        (2, 64): Blocks(64, 64, 4, 2),
+        (2, 128): Blocks(64, 64, 8, 1),
+        (2, 256): Blocks(32, 32, 8, 1),
+    },
     "absorb": _EXACT
     | {
         (2, 16): Blocks(64, 64, 4, 3),
@@ -106,6 +114,49 @@ def blocks(kernel: str, what: str, bytes_: int, features: int, roomy: bool) -> B
     size = power_of_two(features)
     apart = _APART.get((kernel, what, bytes_, size)) if roomy else _NARROW.get((kernel, bytes_, size))
     return apart or _TABLE[kernel][bytes_, size]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Of a narrow window: a program's own rows, rows of the other side at a time, warps, stages."""
+
+    own: int
+    others: int
+    warps: int
+    stages: int
+
+    def options(self, d: int, dv: int) -> dict[str, Any]:
+        return {
+            "BT": self.own,
+            "BS": self.others,
+            "BD": power_of_two(d),
+            "BV": power_of_two(dv),
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
+
+# By the bytes of a multiplied number and the padded number of features, the larger of D and Dv.
+_BANDS = {
+    ("queries", 2, 64): Band(64, 64, 4, 2),
+    ("queries", 2, 128): Band(64, 64, 4, 2),
+    ("queries", 2, 256): Band(32, 32, 4, 1),
+    ("keys", 2, 64): Band(64, 64, 4, 2),
+    ("keys", 2, 128): Band(64, 32, 4, 2),
+    ("keys", 2, 256): Band(32, 32, 8, 1),
+    ("queries", 4, 64): Band(16, 16, 4, 1),
+    ("queries", 4, 128): Band(16, 16, 4, 1),
+    ("queries", 4, 256): Band(16, 16, 8, 1),
+    ("keys", 4, 64): Band(16, 16, 4, 1),
+    ("keys", 4, 128): Band(16, 16, 4, 1),
+    ("keys", 4, 256): Band(16, 16, 8, 1),
+}
+_NARROW_BANDS: dict[tuple[str, int, int], Band] = {}
+
+
+def band(kernel: str, bytes_: int, features: int, roomy: bool) -> Band:
+    key = kernel, bytes_, max(64, power_of_two(features))
+    return _BANDS[key] if roomy else _NARROW_BANDS.get(key, _BANDS[key])
 
 
 @cache

@@ -1,0 +1,262 @@
+"""Narrow windows: a band.
+
+One program takes one tile of BT own rows of one head. It meets, BS at a time, the others that the window
+reaches: a square of scores, the weights written into it, times the others' rows. There is no state; the first
+read of a row comes from memory, the others from the cache.
+
+    "o":   P = c (q' k'^T)            n = P v,  d = P 1,  o = n / max(d, eps)
+    "dq":  P = c (g v^T + e)          dq = r (P k') where q > 0
+    keys:  P = c r (k' q'^T)          dv = P g                 summed over the heads of a group
+           P = c r (v g^T + e)        dk = P q' where k > 0
+
+Weights c are made of the phases of both rows relative to the tile: two multiply-adds an element. Pairs that
+are not seen have P = 0 by choice, whatever their scores are. The rows that P is multiplied with may still
+hold NaN where no row of the tile, or not every one, sees them: a result that is not finite is computed once
+more, with zeros in the place of numbers that are not finite, and what saw one of these is NaN.
+"""
+
+import triton
+import triton.language as tl
+
+from cosformer.ops.triton.rows import along, inner, narrow, read, visible, write
+from cosformer.ops.triton.weigh import weighed
+from cosformer.ops.triton.window_rows import finite, gated, reach, rectified, span, spoilt, turn, weights
+
+
+@triton.jit
+def cleared(x):
+    """x with zeros for what is not finite."""
+    return tl.where(finite(x), x, 0.0).to(x.dtype)
+
+
+@triton.jit
+def count_bad(x, seen, count, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """How many numbers of x [BS, N] that are not finite each row sees, added up."""
+    bad = tl.where(finite(x), 0.0, 1.0).to(DOT)
+    return tl.dot(tl.where(seen, 1.0, 0.0).to(DOT), bad, count, input_precision=PRECISION)
+
+
+@triton.jit
+def meet(
+    a, B, X, MASK, e, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr, x_t: tl.constexpr,
+    F: tl.constexpr, N: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, MODE: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries and the keys [begin, end): the sums, and their denominators for "o". MODE "sum";
+    "clear": with zeros for what is not finite; "count": how much of that each row sees."""
+    others = tl.arange(0, BS)
+    features = tl.arange(0, BF)
+    columns = tl.arange(0, BN)
+    acc = tl.zeros((BT, BN), tl.float32)
+    total = tl.zeros((BT,), tl.float32)
+    for n in range(tl.cdiv(tl.maximum(end - begin, 0), BS)):
+        first = begin + n * BS
+        j = first + others
+        here = j < end
+        if MASKED:
+            here = tl.load(MASK + j, mask=here, other=0) != 0
+        first64 = first.to(tl.int64)
+        x = read(X + first64 * x_t, x_t, others, here, columns, N, N != BN)
+        x = narrow(x, DOT, PRECISION) if WHAT == "o" else rectified(x, DOT, PRECISION)
+        seen = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
+        if MASKED:
+            seen = seen & here[None, :]
+        if MODE == "count":
+            acc = count_bad(x, seen, acc, DOT, PRECISION)
+        else:
+            b = read(B + first64 * b_t, b_t, others, here, features, F, F != BF)
+            b = rectified(b, DOT, PRECISION) if WHAT == "o" else narrow(b, DOT, PRECISION)
+            p = along(a, tl.trans(b), PRECISION)
+            if WHAT == "dq":
+                p += e[:, None]
+            cj, sj = turn(j - origin, window, DOT)
+            p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
+            if WHAT == "o":
+                total += tl.sum(p, 1)
+            if MODE == "clear":
+                x = cleared(x)
+            acc = inner(narrow(p, DOT, PRECISION), x, acc, PRECISION)
+    return acc, total
+
+
+@triton.jit(do_not_specialize=["heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"])
+def band_queries(
+    A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift, eps,
+    a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
+    y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
+    row_b, row_h, mask_stride,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WHAT: tl.constexpr, CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr, MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """ "o": A, B, X are q, k, v, and Y is o; the denominators are written. "dq": A, B, X are g, v, k, and Y is
+    dq; GATE is q, and r and e are made from g, OUT and the denominators, and written. TABLE [n, 3]: key head
+    and window of each of n = `heads` key heads."""
+    F: tl.constexpr = D if WHAT == "o" else DV
+    N: tl.constexpr = DV if WHAT == "o" else D
+    BF: tl.constexpr = BD if WHAT == "o" else BV
+    BN: tl.constexpr = BV if WHAT == "o" else BD
+    pid = tl.program_id(0)
+    entry = pid % (heads * GROUP)
+    tile = pid // (heads * GROUP)
+    tiles = tl.cdiv(length, BT)
+    batch = (tile // tiles).to(tl.int64)
+    first = tile % tiles * BT
+    key_head = tl.load(TABLE + 3 * (entry // GROUP)).to(tl.int64)
+    window = tl.load(TABLE + 3 * (entry // GROUP) + 1)
+    head = key_head * GROUP + entry % GROUP
+
+    rows = tl.arange(0, BT)
+    inside = first + rows < length
+    low, high = reach(first + rows, inside, shift, window, others, BOUNDS, False, CAUSAL, PACKED)
+    if PACKED:
+        begin, end = span(low, high, others)
+    else:
+        begin = tl.maximum(first + shift - window + 1, 0)
+        end = tl.minimum(first + shift + BT + (0 if CAUSAL else window), others)
+    features = tl.arange(0, BF)
+    columns = tl.arange(0, BN)
+    first64 = first.to(tl.int64)
+    vector = batch * row_b + head * row_h + first + rows
+    a = read(A + batch * a_b + head * a_h + first64 * a_t, a_t, rows, inside, features, F, F != BF)
+    e = tl.zeros((BT,), tl.float32)
+    r = tl.zeros((BT,), tl.float32)
+    if WHAT == "o":
+        a = rectified(a, DOT, PRECISION)
+    else:
+        o = read(OUT + batch * o_b + head * o_h + first64 * o_t, o_t, rows, inside, features, F, F != BF)
+        r, e = weighed(a, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
+        tl.store(INVERSE + vector, r, mask=inside)
+        tl.store(E + vector, e, mask=inside)
+        a = narrow(a, DOT, PRECISION)
+    c, s = turn(rows, window, DOT)
+    B += batch * b_b + key_head * b_h
+    X += batch * x_b + key_head * x_h
+    if MASKED:
+        MASK += batch * mask_stride
+    acc, total = meet(
+        a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT, MASKED,
+        "sum", BT, BS, BF, BN, DOT, PRECISION,
+    )  # fmt: skip
+    if spoilt(acc):
+        bad, _ = meet(
+            a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
+            MASKED, "count", BT, BS, BF, BN, DOT, PRECISION,
+        )  # fmt: skip
+        acc, total = meet(
+            a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, WHAT,
+            MASKED, "clear", BT, BS, BF, BN, DOT, PRECISION,
+        )  # fmt: skip
+        acc = tl.where(bad > 0, float("nan"), acc)
+    if WHAT == "o":
+        tl.store(DENOMINATOR + vector, total, mask=inside)
+        acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
+    else:
+        acc = tl.where((r != 0.0)[:, None], acc * r[:, None], 0.0)
+        gate = read(
+            GATE + batch * gate_b + head * gate_h + first64 * gate_t, gate_t, rows, inside, columns, N, N != BN
+        )
+        acc = gated(acc, gate)
+    write(Y + batch * y_b + head * y_h + first64 * y_t, y_t, rows, inside, columns, acc, N, N != BN)
+
+
+@triton.jit
+def meet_queries(
+    k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, origin, window, q_h, g_h, row_h,
+    q_t: tl.constexpr, g_t: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    MODE: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys and the queries [begin, end) of all heads of its group: dk and dv. MODE as in `meet`."""
+    others = tl.arange(0, BS)
+    of_d = tl.arange(0, BD)
+    of_v = tl.arange(0, BV)
+    dk = tl.zeros((BT, BD), tl.float32)
+    dv = tl.zeros((BT, BV), tl.float32)
+    tiles = tl.cdiv(tl.maximum(end - begin, 0), BS)
+    for n in range(tiles * GROUP):
+        group = (n // tiles).to(tl.int64)
+        first = begin + n % tiles * BS
+        first64 = first.to(tl.int64)
+        i = first + others
+        here = i < end
+        q = read(Q + group * q_h + first64 * q_t, q_t, others, here, of_d, D, D != BD)
+        g = read(G + group * g_h + first64 * g_t, g_t, others, here, of_v, DV, DV != BV)
+        r = tl.load(INVERSE + group * row_h + i, mask=here, other=0.0)
+        q = rectified(q, DOT, PRECISION)
+        g = narrow(g, DOT, PRECISION)
+        seen = (i[None, :] >= low[:, None]) & (i[None, :] < high[:, None]) & (r != 0.0)[None, :]
+        if MODE == "count":
+            dk = count_bad(q, seen, dk, DOT, PRECISION)
+            dv = count_bad(g, seen, dv, DOT, PRECISION)
+        else:
+            e = tl.load(E + group * row_h + i, mask=here, other=0.0)
+            ci, si = turn(i - origin, window, DOT)
+            weight = weights(c, s, ci * r, si * r)
+            p = tl.where(seen, along(k, tl.trans(q), PRECISION) * weight, 0.0)
+            dv = inner(narrow(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
+            p = tl.where(seen, (along(v, tl.trans(g), PRECISION) + e[None, :]) * weight, 0.0)
+            dk = inner(narrow(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"])
+def band_keys(
+    K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
+    k_b, k_t: tl.constexpr, k_h, v_b, v_t: tl.constexpr, v_h, q_b, q_t: tl.constexpr, q_h,
+    g_b, g_t: tl.constexpr, g_h, dk_b, dk_t: tl.constexpr, dk_h, dv_b, dv_t: tl.constexpr, dv_h,
+    row_b, row_h, mask_stride,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
+    MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a tile of keys, from the r and e that band_queries has written."""
+    pid = tl.program_id(0)
+    entry = pid % heads
+    tile = pid // heads
+    tiles = tl.cdiv(length, BT)
+    batch = (tile // tiles).to(tl.int64)
+    first = tile % tiles * BT
+    head = tl.load(TABLE + 3 * entry).to(tl.int64)
+    window = tl.load(TABLE + 3 * entry + 1)
+
+    rows = tl.arange(0, BT)
+    inside = first + rows < length
+    here = visible(MASK, mask_stride, batch, first + rows, inside, MASKED)
+    low, high = reach(first + rows, here, shift, window, others, BOUNDS, True, CAUSAL, PACKED)
+    if PACKED:
+        begin, end = span(low, high, others)
+    else:
+        begin = tl.maximum(first + shift - (0 if CAUSAL else window - 1), 0)
+        end = tl.minimum(first + shift + BT - 1 + window, others)
+    of_d = tl.arange(0, BD)
+    of_v = tl.arange(0, BV)
+    first64 = first.to(tl.int64)
+    gate = read(K + batch * k_b + head * k_h + first64 * k_t, k_t, rows, here, of_d, D, D != BD)
+    k = rectified(gate, DOT, PRECISION)
+    v = read(V + batch * v_b + head * v_h + first64 * v_t, v_t, rows, here, of_v, DV, DV != BV)
+    v = narrow(v, DOT, PRECISION)
+    c, s = turn(rows, window, DOT)
+    Q += batch * q_b + head * GROUP * q_h
+    G += batch * g_b + head * GROUP * g_h
+    INVERSE += batch * row_b + head * GROUP * row_h
+    E += batch * row_b + head * GROUP * row_h
+    dk, dv = meet_queries(
+        k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t, g_t,
+        GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
+    )  # fmt: skip
+    if spoilt(dk) | spoilt(dv):
+        k_bad, v_bad = meet_queries(
+            k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t,
+            g_t, GROUP, D, DV, "count", BT, BS, BD, BV, DOT, PRECISION,
+        )  # fmt: skip
+        dk, dv = meet_queries(
+            k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h, row_h, q_t,
+            g_t, GROUP, D, DV, "clear", BT, BS, BD, BV, DOT, PRECISION,
+        )  # fmt: skip
+        dk = tl.where(k_bad > 0, float("nan"), dk)
+        dv = tl.where(v_bad > 0, float("nan"), dv)
+    dk = gated(dk, gate)
+    write(DK + batch * dk_b + head * dk_h + first64 * dk_t, dk_t, rows, inside, of_d, dk, D, D != BD)
+    write(DV_ + batch * dv_b + head * dv_h + first64 * dv_t, dv_t, rows, inside, of_v, dv, DV, DV != BV)

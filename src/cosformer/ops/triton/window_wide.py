@@ -1,0 +1,296 @@
+"""Wide windows: whole chunks through their summed state, the two chunks at the window's edges as squares.
+
+One program takes one head, a segment of own rows no longer than the window, and BN columns of the result. With
+n = W / CHUNK, chunk i of the segment sees the chunks of the other side strictly between i + BACK and
+i + FRONT in full, and of these two what lies less than W away:
+
+    "o", "dq", causal        BACK = -n (b > a)    FRONT = 0 (b <= a)
+    "dk", "dv", causal       BACK = 0 (b >= a)    FRONT = n (b < a)
+    bidirectional            BACK = -n (b > a)    FRONT = n (b < a)
+
+for row a of the chunk and row b of the edge. Nothing is ever subtracted (van Herk, Gil and Werman): with m
+chunks in the segment, chunks before BACK + m are summed up from there backwards, while the program goes through
+its own rows backwards, and those from there on forwards, in a second pass. Each pass meets one edge, which then
+joins the state; the first leaves its sums in memory, fp32, for the second. What a row does not see is in no
+state it meets, and roundings end with the segment.
+
+    "o", "dv":   S = sum_j phi(b_j) c_j^T [2, D, BN]      y = phi(a) S + P c      P = c(i - j) (a b^T)
+    "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]     y = phi(1)^T (a S + e z) + P c    P = c(i - j) (a b^T + e)
+
+Phases are relative to the first own row. They change their sign there, so ReLU comes before them, and what
+is rounded is the product: cos(theta_i - theta_j) is a difference of large numbers where it is small, and
+errors that differ from feature to feature do not add up.
+
+Packed documents: a program works on the part of each document that lies in its segment, one after the other.
+"""
+
+import triton
+import triton.language as tl
+
+from cosformer.ops.triton.rows import along, further, inner, narrow, partial, read, relu, repeated, visible, write
+from cosformer.ops.triton.weigh import weighed
+from cosformer.ops.triton.window_rows import gated, rectified, turn, weights
+
+
+@triton.jit
+def phased(x, phase, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """ReLU(x) times the cosines, or the sines, of its rows; rounded once. NaN stays NaN."""
+    return narrow(relu(x) * phase[:, None], DOT, PRECISION)
+
+
+@triton.jit
+def take(
+    b, x, e, phase, S, z, WHAT: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+):
+    """The state of one phase with a chunk of others added."""
+    if WHAT == "o" or WHAT == "dv":
+        b = phased(b, phase, DOT, PRECISION)
+        S = inner(tl.trans(b), narrow(x, DOT, PRECISION), S, PRECISION)
+        if WHAT == "o":
+            z += partial(b.to(tl.float32), PARTS)
+    else:
+        x = phased(x, phase, DOT, PRECISION)
+        S = inner(tl.trans(narrow(b, DOT, PRECISION)), x, S, PRECISION)
+        if WHAT == "dq":
+            z += partial(x.to(tl.float32), PARTS)
+        else:
+            z += partial(x.to(tl.float32) * e[:, None], PARTS)
+    return S, z
+
+
+@triton.jit
+def square(
+    a, b, x, e, r, c, s, cj, sj, seen, acc, total, WHAT: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Own rows and a chunk at the edge of their window; e belongs to own rows for "dq", to others for "dk"."""
+    if WHAT == "o" or WHAT == "dv":
+        b = rectified(b, DOT, PRECISION)
+        x = narrow(x, DOT, PRECISION)
+    else:
+        b = narrow(b, DOT, PRECISION)
+        x = rectified(x, DOT, PRECISION)
+    p = along(a, tl.trans(b), PRECISION)
+    if WHAT == "dq":
+        p += e[:, None]
+    if WHAT == "dk":
+        p += e[None, :]
+    if WHAT == "dk" or WHAT == "dv":
+        cj, sj = cj * r, sj * r
+    p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
+    if WHAT == "o":
+        total += tl.sum(p, 1)
+    return inner(narrow(p, DOT, PRECISION), x, acc, PRECISION), total
+
+
+@triton.jit
+def chunk_of(
+    B, X, INVERSE, E, MASK, first, low, high, columns, b_t: tl.constexpr, x_t: tl.constexpr,
+    F: tl.constexpr, N: tl.constexpr, WHAT: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr,
+    BF: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """A chunk of others: which of them there are, b, c, r and e; zeros elsewhere."""
+    rows = tl.arange(0, CHUNK)
+    j = first + rows
+    here = (j >= low) & (j < high)
+    r = tl.full((CHUNK,), 1.0, tl.float32)
+    e = tl.zeros((CHUNK,), tl.float32)
+    if WHAT == "o" or WHAT == "dq":
+        if MASKED:
+            here = tl.load(MASK + j, mask=here, other=0) != 0
+    else:
+        r = tl.load(INVERSE + j, mask=here, other=0.0)
+        if WHAT == "dk":
+            e = tl.load(E + j, mask=here, other=0.0)
+    first64 = first.to(tl.int64)
+    b = read(B + first64 * b_t, b_t, rows, here, tl.arange(0, BF), F, F != BF)
+    x = read(X + first64 * x_t, x_t, rows, here, columns, N, N % BN != 0)
+    # Of queries whose g is zero q may be anything.
+    if WHAT == "dv":
+        b = tl.where((r != 0.0)[:, None], b, 0.0)
+    if WHAT == "dk":
+        x = tl.where((r != 0.0)[:, None], x, 0.0)
+    return here, b, x, r, e
+
+
+@triton.jit(
+    do_not_specialize=["heads", "length", "others", "shift", "segment", "row_b", "row_h", "mask_stride"]
+)
+def wide(
+    A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, PARTIAL, TOTAL, MASK, BOUNDS, TABLE, heads, length, others,
+    shift, segment, eps, a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
+    y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
+    row_b, row_h, mask_stride,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, WHAT: tl.constexpr, CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
+    PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A, B, X, Y and GATE as in kernels.py's ROLES; DENOMINATOR, INVERSE (r) and E are [B, H, Tq]. "o" writes
+    the denominators; "dq" makes r and e from g, OUT and these, and writes them for "dk" and "dv".
+    PARTIAL [B, own heads, T, N] and TOTAL [BLOCKS, B, own heads, T] are scratch memory."""
+    ON_Q: tl.constexpr = (WHAT == "o") or (WHAT == "dq")
+    TURNED: tl.constexpr = (WHAT == "dq") or (WHAT == "dk")
+    F: tl.constexpr = DV if TURNED else D
+    N: tl.constexpr = D if TURNED else DV
+    BZ: tl.constexpr = BN if TURNED else BF
+    BLOCKS: tl.constexpr = (N + BN - 1) // BN
+    MEMBERS: tl.constexpr = 1 if ON_Q else GROUP  # heads of the other side
+    OWN: tl.constexpr = GROUP if ON_Q else 1  # heads of this side for each in the table
+
+    pid = tl.program_id(0)
+    block = pid % BLOCKS
+    entry = pid // BLOCKS % (heads * OWN)
+    part = pid // BLOCKS // (heads * OWN)
+    parts = tl.cdiv(length, segment)
+    batch = (part // parts).to(tl.int64)
+    begin = part % parts * segment
+    stop = tl.minimum(begin + segment, length)
+    key_head = tl.load(TABLE + 3 * (entry // OWN)).to(tl.int64)
+    window = tl.load(TABLE + 3 * (entry // OWN) + 1)
+    head = key_head * OWN + entry % OWN
+    other = key_head * MEMBERS
+
+    rows = tl.arange(0, CHUNK)
+    features = tl.arange(0, BF)
+    columns = block * BN + tl.arange(0, BN)
+    chunks = window // CHUNK
+    back = 0 if CAUSAL and not ON_Q else -chunks
+    front = 0 if CAUSAL and ON_Q else chunks
+    # Of this program: where its rows are in PARTIAL [B, own heads, T, N], and in TOTAL [BLOCKS, B, own heads, T].
+    mine = (batch * (heads * OWN) + entry) * length
+    totals = mine + block * (tl.num_programs(0) // BLOCKS // parts) * length.to(tl.int64)
+
+    A += batch * a_b + head * a_h
+    B += batch * b_b + other * b_h
+    X += batch * x_b + other * x_h
+    Y += batch * y_b + head * y_h
+    if TURNED:
+        GATE += batch * gate_b + head * gate_h
+    if WHAT == "dq":
+        OUT += batch * o_b + head * o_h
+    vectors = batch * row_b + (head if ON_Q else other) * row_h
+    if MASKED:
+        MASK += batch * mask_stride
+
+    while begin < stop:
+        low = 0
+        high = others
+        end = stop
+        if PACKED:
+            low = tl.load(BOUNDS + begin)
+            high = tl.load(BOUNDS + length + begin)
+            end = tl.minimum(high, stop)
+        origin = begin + shift  # of the other side
+        count = tl.cdiv(end - begin, CHUNK)
+        middle = back + count
+        # Whether there is anything for the first pass.
+        before = origin + middle * CHUNK > low
+        for SECOND in tl.static_range(2):
+            sc = tl.zeros((BF, BN), tl.float32)
+            ss = tl.zeros((BF, BN), tl.float32)
+            zc = tl.zeros((PARTS, BZ), tl.float32)
+            zs = tl.zeros((PARTS, BZ), tl.float32)
+            steps = count
+            edge = front
+            if SECOND:
+                tl.debug_barrier()  # what the first pass has written is read
+                # Chunks with no row in [low, high) are left out; a quotient may be rounded either way.
+                since = tl.maximum(middle, (low - origin) // CHUNK - 1)
+                until = tl.minimum(front, (high - origin) // CHUNK + 2)
+                for n in range(tl.maximum(until - since, 0) * MEMBERS):
+                    m = (since + n // MEMBERS) * CHUNK
+                    member = (m * 0 + n % MEMBERS).to(tl.int64)
+                    here, b, x, r, e = chunk_of(
+                        B + member * b_h, X + member * x_h, INVERSE + vectors + member * row_h,
+                        E + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F, N,
+                        WHAT, MASKED, CHUNK, BF, BN,
+                    )  # fmt: skip
+                    cj, sj = turn(m + rows, window, DOT)
+                    sc, zc = take(b, x, e, cj * r, sc, zc, WHAT, PARTS, DOT, PRECISION)
+                    ss, zs = take(b, x, e, sj * r, ss, zs, WHAT, PARTS, DOT, PRECISION)
+            else:
+                steps = tl.where(before, count, 0)
+                edge = back
+            for n in range(steps):
+                first = begin + (n if SECOND else count - 1 - n) * CHUNK
+                first64 = first.to(tl.int64)
+                inside = first + rows < end
+                own = inside
+                if MASKED and not ON_Q:
+                    own = tl.load(MASK + first + rows, mask=inside, other=0) != 0
+                c, s = turn(first - begin + rows, window, DOT)
+                a = read(A + first64 * a_t, a_t, rows, own, features, F, F != BF)
+                vector = vectors + first + rows
+                kept = PARTIAL + (mine + first + rows)[:, None] * N + columns[None, :]
+                real = inside[:, None] & (columns < N)[None, :]
+                acc = tl.zeros((CHUNK, BN), tl.float32)
+                total = tl.zeros((CHUNK,), tl.float32)
+                w = tl.full((CHUNK,), 1.0, tl.float32)
+                if SECOND:
+                    acc = tl.load(kept, mask=real & before, other=0.0)
+                    if WHAT == "o":
+                        total = tl.load(TOTAL + totals + first + rows, mask=inside & before, other=0.0)
+                if WHAT == "dq":
+                    o = read(OUT + first64 * o_t, o_t, rows, inside, features, F, F != BF)
+                    inverse, w = weighed(a, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
+                if TURNED:
+                    raw = narrow(a, DOT, PRECISION)
+                    ones = narrow(repeated(w, PARTS), DOT, PRECISION)
+                    y = along(raw, narrow(sc, DOT, PRECISION), PRECISION)
+                    acc += inner(ones, narrow(zc, DOT, PRECISION), y, PRECISION) * c[:, None]
+                    y = along(raw, narrow(ss, DOT, PRECISION), PRECISION)
+                    acc += inner(ones, narrow(zs, DOT, PRECISION), y, PRECISION) * s[:, None]
+                else:
+                    raw = rectified(a, DOT, PRECISION)
+                    ac = phased(a, c, DOT, PRECISION)
+                    acc = further(ac, narrow(sc, DOT, PRECISION), acc, PRECISION)
+                    as_ = phased(a, s, DOT, PRECISION)
+                    acc = further(as_, narrow(ss, DOT, PRECISION), acc, PRECISION)
+                    if WHAT == "o":
+                        d = along(ac, tl.trans(narrow(zc, DOT, PRECISION)), PRECISION)
+                        total += tl.sum(further(as_, tl.trans(narrow(zs, DOT, PRECISION)), d, PRECISION), 1)
+                for g in range(MEMBERS):
+                    m = first - begin + edge * CHUNK
+                    member = (m * 0 + g).to(tl.int64)
+                    here, b, x, r, e = chunk_of(
+                        B + member * b_h, X + member * x_h, INVERSE + vectors + member * row_h,
+                        E + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F, N,
+                        WHAT, MASKED, CHUNK, BF, BN,
+                    )  # fmt: skip
+                    cj, sj = turn(m + rows, window, DOT)
+                    sc, zc = take(b, x, e, cj * r, sc, zc, WHAT, PARTS, DOT, PRECISION)
+                    ss, zs = take(b, x, e, sj * r, ss, zs, WHAT, PARTS, DOT, PRECISION)
+                    # Row a of the chunk and row b of the edge.
+                    if SECOND and CAUSAL and ON_Q:
+                        seen = rows[None, :] <= rows[:, None]
+                    elif SECOND:
+                        seen = rows[None, :] < rows[:, None]
+                    elif CAUSAL and not ON_Q:
+                        seen = rows[None, :] >= rows[:, None]
+                    else:
+                        seen = rows[None, :] > rows[:, None]
+                    if WHAT == "dq":
+                        e = w
+                    acc, total = square(
+                        raw, b, x, e, r, c, s, cj, sj, seen & here[None, :], acc, total, WHAT, DOT, PRECISION
+                    )
+                if SECOND:
+                    if WHAT == "o":
+                        if block == 0:
+                            tl.store(DENOMINATOR + vector, total, mask=inside)
+                        acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
+                    if WHAT == "dq":
+                        if block == 0:
+                            tl.store(INVERSE + vector, inverse, mask=inside)
+                            tl.store(E + vector, w, mask=inside)
+                        acc = tl.where((inverse != 0.0)[:, None], acc * inverse[:, None], 0.0)
+                    if TURNED:
+                        gate = read(GATE + first64 * gate_t, gate_t, rows, own, columns, N, N % BN != 0)
+                        acc = gated(acc, gate)
+                    if WHAT == "dv":
+                        acc = tl.where(own[:, None], acc, 0.0)
+                    write(Y + first64 * y_t, y_t, rows, inside, columns, acc, N, N % BN != 0)
+                else:
+                    tl.store(kept, acc, mask=real)
+                    if WHAT == "o":
+                        tl.store(TOTAL + totals + first + rows, total, mask=inside)
+        begin = end

@@ -1,0 +1,244 @@
+"""Attention of heads with a window: which kernels make up a forward, a backward and a step.
+
+Narrow windows are bands (window_band.py), wide ones go through states of chunks (window_wide.py). All heads of
+a kind are one launch, whatever their windows: these are data. Heads without a window are not touched.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.triton.configs import arithmetic, band, blocks, is_roomy, power_of_two
+from cosformer.ops.triton.kernels import INTERPRETED, ROLES
+from cosformer.ops.triton.padding import laid_out
+from cosformer.ops.triton.pieces import WALKS, multiprocessors
+from cosformer.ops.triton.tape import Tape, call
+from cosformer.ops.triton.window_band import band_keys, band_queries
+from cosformer.ops.triton.window_decode import window_step
+from cosformer.ops.triton.window_rows import document_bounds
+from cosformer.ops.triton.window_wide import wide
+
+WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through states of chunks
+WIDE_STEP = 64
+BISECTED = 256  # tokens a program of document_bounds takes
+
+
+@dataclass(frozen=True)
+class WindowTable:
+    """The windows of a call's key-value heads, 0 for a head without one. `narrow`, `wide` and `every` hold,
+    for the heads of their kind, [head, W, first place in the state], int32 on the device; None where there
+    are none."""
+
+    windows: tuple[int, ...]
+    narrow: Tensor | None
+    wide: Tensor | None
+    every: Tensor | None
+
+    @property
+    def places(self) -> int:
+        """Keys, and values, that the state of a row holds."""
+        return sum(w - 1 for w in self.windows if w)
+
+
+@cache
+def window_table(windows: tuple[int, ...], device: torch.device) -> WindowTable:
+    """Made once: a call with the same windows finds the same tensors."""
+    entries, place = [], 0
+    for head, window in enumerate(windows):
+        if window:
+            entries.append((head, window, place))
+            place += window - 1
+    narrow = [x for x in entries if x[1] <= WIDEST_BAND]
+    wide = [x for x in entries if x[1] > WIDEST_BAND]
+    made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, entries))
+    return WindowTable(windows, *made)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, table: WindowTable, key_mask: Tensor | None,
+    cu_seqlens: Tensor | None, causal: bool, offset: int, eps: float,
+) -> None:  # fmt: skip
+    """Writes o into out [B, Tq, H, Dv] and d before eps into den [B, H, Tq], of heads with a window."""
+    inputs = (q, k, v, out, den, key_mask, cu_seqlens, table.narrow, table.wide)
+    call(_forward, inputs, (table.windows, causal, offset, eps), again=True)
+
+
+def _forward(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, key_mask: Tensor | None,
+    cu_seqlens: Tensor | None, narrow: Tensor | None, wide: Tensor | None, windows: tuple[int, ...],
+    causal: bool, offset: int, eps: float,
+) -> tuple[()]:  # fmt: skip
+    tensors = {"q": q, "k": k, "v": v, "out": out}
+    run = _Windowed(tape, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
+    run.queries("o", narrow)
+    run.wide("o", wide)
+    return ()
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, dq: Tensor, dk: Tensor,
+    dv: Tensor, table: WindowTable, key_mask: Tensor | None, cu_seqlens: Tensor | None, causal: bool,
+    offset: int, eps: float,
+) -> None:  # fmt: skip
+    """Writes dq, dk and dv, shaped as q, k and v, of heads with a window."""
+    inputs = (grad, q, k, v, out, den, dq, dk, dv, key_mask, cu_seqlens, table.narrow, table.wide)
+    call(_backward, inputs, (table.windows, causal, offset, eps), again=True)
+
+
+def _backward(
+    tape: Tape, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, dq: Tensor,
+    dk: Tensor, dv: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, narrow: Tensor | None,
+    wide: Tensor | None, windows: tuple[int, ...], causal: bool, offset: int, eps: float,
+) -> tuple[()]:  # fmt: skip
+    tensors = {"g": grad, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
+    run = _Windowed(tape, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
+    run.queries("dq", narrow)
+    run.keys(narrow)
+    for what in ("dq", "dk", "dv"):
+        run.wide(what, wide)
+    return ()
+
+
+def decode(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, table: WindowTable,
+    key_mask: Tensor | None, eps: float,
+) -> None:  # fmt: skip
+    """One token a row, q [B, 1, H, D]: writes o into out [B, 1, H, Dv], and moves keys [B, R, D] and values
+    [B, R, Dv] up by one place, in place. `key_mask` [B, 1]: a masked token is a key of zeros."""
+    inputs = (q, k, v, out, keys, values, key_mask, table.every)
+    call(_decode, inputs, (table.windows, eps), again=True)
+
+
+def _decode(
+    tape: Tape, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor,
+    key_mask: Tensor | None, every: Tensor | None, windows: tuple[int, ...], eps: float,
+) -> tuple[()]:  # fmt: skip
+    batch, _, heads, d = q.shape
+    dv, group = v.shape[3], heads // k.shape[2]
+    if every is None or batch == 0:
+        return ()
+    q, k, v = laid_out(q), laid_out(k), laid_out(v)
+    mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+    wide_d, wide_v = power_of_two(d), power_of_two(dv)
+    rows = max(16, 2**12 // max(wide_d, wide_v))
+    tape.launch(
+        window_step, batch * every.shape[0],
+        q, k, v, out, keys, values, mask, every, every.shape[0], eps, q.stride(0), q.stride(2), k.stride(0),
+        k.stride(2), v.stride(0), v.stride(2), out.stride(0), out.stride(2), keys.stride(0), values.stride(0),
+        0 if mask is None else mask.stride(0),
+        GROUP=group, GROUPS=1 << (group - 1).bit_length(), D=d, DV=dv, MASKED=mask is not None, BR=rows,
+        BD=wide_d, BV=wide_v, num_warps=4,
+    )  # fmt: skip
+    return ()
+
+
+class _Windowed:
+    """The kernels of one call as methods: their tensors, strides and block sizes put in place."""
+
+    def __init__(
+        self, tape: Tape, tensors: dict[str, Tensor], den: Tensor, key_mask: Tensor | None,
+        cu_seqlens: Tensor | None, windows: tuple[int, ...], causal: bool, offset: int, eps: float,
+    ):  # fmt: skip
+        self.tape, self.den, self.windows = tape, den, windows
+        written = ("dq", "dk", "dv") if "g" in tensors else ("out",)
+        self.tensors = {n: x if n in written else laid_out(x) for n, x in tensors.items()}
+        q, k, v = (tensors[n] for n in "qkv")
+        self.batch, self.tq, heads, _ = q.shape
+        self.tk, self.group = k.shape[1], heads // k.shape[2]
+        self.dims = k.shape[3], v.shape[3]
+        self.offset, self.eps = offset, eps
+        self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+        self.bounds = None if cu_seqlens is None else self._bounds(cu_seqlens)
+        self.inverse, self.e = den, den
+        if "g" in tensors:
+            self.inverse, self.e = tape.empty(tuple(den.shape)), tape.empty(tuple(den.shape))
+        self.arithmetic, self.roomy = arithmetic(q.dtype, INTERPRETED), is_roomy(q.device)
+        self.common: dict[str, Any] = {
+            "GROUP": self.group, "D": self.dims[0], "DV": self.dims[1], "CAUSAL": causal,
+            "PACKED": cu_seqlens is not None, "MASKED": key_mask is not None, "DOT": self.arithmetic.dot,
+            "PRECISION": self.arithmetic.precision,
+        }  # fmt: skip
+
+    def _bounds(self, cu: Tensor) -> Tensor:
+        """[2, T]: where the document of each token begins and ends."""
+        bounds = self.tape.empty((2, self.tq), torch.int32)
+        documents = cu.shape[0] - 1
+        if self.tq:
+            self.tape.launch(
+                document_bounds, -(-self.tq // BISECTED), cu, bounds, documents, self.tq,
+                documents.bit_length(), ROWS=BISECTED, num_warps=4,
+            )  # fmt: skip
+        return bounds
+
+    def queries(self, what: str, table: Tensor | None) -> None:
+        """ "o" or "dq" of narrow heads."""
+        if table is None or self.batch * self.tq == 0:
+            return
+        role = ROLES[what]
+        a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
+        gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
+        options = band("queries", self.arithmetic.bytes, max(self.dims), self.roomy).options(*self.dims)
+        heads = table.shape[0]
+        self.tape.launch(
+            band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
+            a, b, x, y, gate, out, self.den, self.inverse, self.e, self.mask, self.bounds, table, heads,
+            self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
+            WHAT=what, **options, **self.common,
+        )  # fmt: skip
+
+    def keys(self, table: Tensor | None) -> None:
+        """ "dk" and "dv" of narrow heads."""
+        if table is None or self.batch * self.tk == 0:
+            return
+        tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
+        options = band("keys", self.arithmetic.bytes, max(self.dims), self.roomy).options(*self.dims)
+        heads = table.shape[0]
+        self.tape.launch(
+            band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
+            *tensors, self.inverse, self.e, self.mask, self.bounds, table, heads, self.tk, self.tq,
+            -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
+        )  # fmt: skip
+
+    def wide(self, what: str, table: Tensor | None) -> None:
+        on_q = what in ("o", "dq")
+        length, others = (self.tq, self.tk) if on_q else (self.tk, self.tq)
+        if table is None or self.batch * length == 0:
+            return
+        role = ROLES[what]
+        a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
+        gate = None if role.x is None else self.tensors[role.x]
+        out = self.tensors["out"] if what == "dq" else None
+        features, columns = self.dims if what in ("o", "dv") else self.dims[::-1]
+        options = blocks("wide", what, self.arithmetic.bytes, features, self.roomy).options(features, columns)
+        heads = table.shape[0]
+        programs = heads * (self.group if on_q else 1) * -(-columns // options["BN"]) * self.batch
+        segment = self._segment(length, programs)
+        partial = self.tape.empty((programs // -(-columns // options["BN"]), length, columns))
+        total = self.tape.empty((programs, length)) if what == "o" else None
+        self.tape.launch(
+            wide, programs * -(-length // segment),
+            a, b, x, y, gate, out, self.den, self.inverse, self.e, partial, total, self.mask, self.bounds,
+            table, heads, length, others, self.offset if on_q else -self.offset, segment, self.eps,
+            *_strides(a, b, x, y, gate, out), *self._vectors(), WHAT=what, **options, **self.common,
+        )  # fmt: skip
+
+    def _segment(self, length: int, programs: int) -> int:
+        """Own rows a program of the wide heads takes, of which `programs` work on the same: as long as the
+        smallest wide window allows, or shorter to fill the GPU, but no shorter than a quarter of that, where
+        most of the work would be to sum up what lies before the segment."""
+        longest = min(w for w in self.windows if w > WIDEST_BAND)
+        wanted = WALKS * multiprocessors(self.tensors["q"].device)
+        n = min(wanted // max(1, programs), 4 * length // longest)
+        size = -(-length // max(1, n))
+        return max(WIDE_STEP, min(longest, -(-size // WIDE_STEP) * WIDE_STEP))
+
+    def _vectors(self) -> tuple[int, int, int]:
+        """Strides of what has one number a row, and of the mask."""
+        return self.den.stride(0), self.den.stride(1), 0 if self.mask is None else self.mask.stride(0)
+
+
+def _strides(*tensors: Tensor | None) -> list[int]:
+    return [n for x in tensors for n in ((0, 0, 0) if x is None else x.stride()[:3])]
