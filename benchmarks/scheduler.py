@@ -35,7 +35,7 @@ class Slot:
     entry: Entry | None = None
     task: str | None = None
     began: float = 0.0
-    expected: float = 0.0
+    planned: float = 0.0  # seconds, before they are corrected by what other runs have taken
 
     @property
     def busy(self) -> bool:
@@ -170,9 +170,9 @@ class Scheduler:
             if idle is None:
                 idle = self._spawn(trains=True)
                 self.slots.append(idle)
-            entry, run, seconds = chosen
-            self._say(f"begins: {entry.name}, about {seconds:.0f} s")
-            idle.entry, idle.began, idle.expected = entry, time.monotonic(), seconds
+            entry, run, planned = chosen
+            self._say(f"begins: {entry.name}, about {planned * self._factor():.0f} s")
+            idle.entry, idle.began, idle.planned = entry, time.monotonic(), planned
             idle.connection.send(
                 {
                     "kind": "train", "doing": entry.name, "run": run.to_dict(),
@@ -184,7 +184,8 @@ class Scheduler:
             )  # fmt: skip
 
     def _choose(self) -> tuple[Entry, Run, float] | None:
-        """The first entry that can end in time; else, where that is worth something, the first one."""
+        """The first entry that can end in time; else, where that is worth something, the first one. With its
+        run, and the seconds that the plan gives it in this company."""
         running = [slot.entry for slot in self.slots if slot.entry is not None]
         free = self.memory - sum(e.memory for e in running)
         late = None
@@ -194,12 +195,15 @@ class Scheduler:
             if not self._has_data(run):
                 continue
             crowd = max(1.0, entry.load + sum(e.load for e in running))
-            factor = median(self.factors[-5:]) if self.factors else 1.0
-            seconds = entry.seconds * (1 - self._share(entry, run)) * crowd * factor
-            if seconds <= self._left():
-                return entry, run, seconds
-            late = late or (entry, run, seconds)
+            planned = entry.seconds * (1 - self._share(entry, run)) * crowd
+            if planned * self._factor() <= self._left():
+                return entry, run, planned
+            late = late or (entry, run, planned)
         return late if self.resume_later and self._left() > self.grace else None
+
+    def _factor(self) -> float:
+        """How much longer than planned the last runs have taken."""
+        return median(self.factors[-5:]) if self.factors else 1.0
 
     def _has_data(self, run: Run) -> bool:
         """Whether the data of a run's task lies ready; if not, it is made by a process of its own, while
@@ -261,7 +265,7 @@ class Scheduler:
             record = outcome["record"]
             self.records[entry.name] = record
             self.finished.append(entry.name)
-            self.factors.append(took / slot.expected)
+            self.factors.append(took / slot.planned)
             metric = record["metric"]
             score = f"{metric['name']} {metric['valid'][metric['name']]:.4f} (valid)"
             self._say(f"ends:   {entry.name}, {score}, {took:.0f} s")

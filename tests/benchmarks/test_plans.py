@@ -218,6 +218,9 @@ def test_what_cannot_fit_is_passed_by(tmp_path):
     plan = Scheduler([long, short], tmp_path, tmp_path / "out", [], 2, 8.0, deadline)
     plan._has_data = lambda run: True
     assert plan._choose()[0] is short
+    plan.factors = [1.0, 30.0, 30.0]
+    assert plan._choose()[0] is long, "thirty times as slow as planned, neither can end"
+    plan.factors = []
     plan.slots = [type("Busy", (), {"entry": dataclasses.replace(short, memory=4.0)})()]
     assert plan._choose()[0] is long, "5 GiB are no longer there, and it can be resumed"
     plan.resume_later = False
