@@ -6,7 +6,6 @@ the deadline all that still train are asked to stop, and leave a checkpoint.
 """
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -14,32 +13,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import worker
 from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done
+from benchmarks.slot import Slot, spawn
 from cosformer.training import Run, checkpoint, files
 from cosformer.training.run import digest
-
-
-@dataclass
-class Slot:
-    """A worker and what it is doing; its connection answers with outcomes."""
-
-    process: SpawnProcess
-    connection: Connection
-    entry: Entry | None = None
-    task: str | None = None
-    began: float = 0.0
-    planned: float = 0.0  # seconds, before they are corrected by what other runs have taken
-
-    @property
-    def busy(self) -> bool:
-        return self.entry is not None or self.task is not None
 
 
 @dataclass
@@ -105,7 +87,7 @@ class Scheduler:
         finally:
             for slot in [*self.slots, self.preparer]:
                 if slot is not None:
-                    _kill(slot)
+                    slot.kill()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -116,7 +98,7 @@ class Scheduler:
     def _warm_up(self) -> None:
         """Starts the workers, which import and set up what they need while the data are prepared."""
         for _ in range(min(self.jobs, len(self.look()))):
-            self.slots.append(self._spawn(trains=True))
+            self.slots.append(self._worker(trains=True))
 
     def _asked(self, number: int, frame: Any) -> None:
         self.stopping = True
@@ -168,7 +150,7 @@ class Scheduler:
             if chosen is None:
                 return
             if idle is None:
-                idle = self._spawn(trains=True)
+                idle = self._worker(trains=True)
                 self.slots.append(idle)
             entry, run, planned = chosen
             self._say(f"begins: {entry.name}, about {planned * self._factor():.0f} s")
@@ -212,7 +194,7 @@ class Scheduler:
         if key in self.prepared:
             return True
         if self.preparer is None:
-            self.preparer = self._spawn(trains=False)
+            self.preparer = self._worker(trains=False)
         if not self.preparer.busy:
             self._say(f"prepares the data of {run.task}")
             self.preparer.task, self.preparer.began = key, time.monotonic()
@@ -221,15 +203,9 @@ class Scheduler:
             )
         return False
 
-    def _spawn(self, *, trains: bool) -> Slot:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+    def _worker(self, *, trains: bool) -> Slot:
         threads = max(1, (os.cpu_count() or 1) // (self.jobs + 1))
-        arguments = (theirs, self.out / "log.txt", threads, os.getpid(), trains)
-        process = context.Process(target=worker.serve, args=arguments)
-        process.start()
-        theirs.close()
-        return Slot(process, ours)
+        return spawn(self.out / "log.txt", threads, trains=trains)
 
     def _listen(self, busy: list[Slot], seconds: float) -> None:
         """Takes in what workers answer within a time; one that is gone without an answer has failed."""
@@ -246,7 +222,7 @@ class Scheduler:
                 self._note(slot, outcome)
 
     def _forget(self, slot: Slot) -> None:
-        _kill(slot)
+        slot.kill()
         if slot is self.preparer:
             self.preparer = None
         else:
@@ -301,10 +277,3 @@ class Scheduler:
 
 def _data_key(run: Run) -> str:
     return json.dumps([run.task, run.task_settings], sort_keys=True)
-
-
-def _kill(slot: Slot) -> None:
-    slot.connection.close()
-    if slot.process.is_alive():
-        slot.process.kill()
-    slot.process.join(5)

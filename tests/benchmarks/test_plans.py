@@ -227,6 +227,21 @@ def test_what_cannot_fit_is_passed_by(tmp_path):
     assert plan._choose() is None
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--plan", "thre"], "--plan has no part 'thre': there are three, failing, cut, endless"),
+        (["--jobs", "0"], "--jobs and --minutes must be positive"),
+        (["--collect", "nowhere.jsonl"], "--collect nowhere.jsonl: there is no such file"),
+    ],
+)
+def test_a_mistake_is_one_sentence(options, says, capsys):
+    with pytest.raises(SystemExit) as left:
+        time_slice.main("tiny_plan", "Tiny runs.", tiny_plan.PLANS, options)
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
+
+
 def test_the_data_files_are_named(monkeypatch, tmp_path):
     (tmp_path / "enwik8").mkdir()
     (tmp_path / "enwik8" / "enwik8.xz").write_bytes(b"x" * 2**20)
