@@ -37,10 +37,8 @@ docs: $(STAMP)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
-# Benchmarks run as modules: a script's own folder would come first on the import path, and
-# benchmarks/operator.py would then stand in for the standard library's operator.
 bench: $(STAMP)
-	$(RUN) -m benchmarks.operator $(ARGS)
+	$(RUN) -m benchmarks.attention_operator $(ARGS)
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

@@ -1,1 +1,1 @@
-"""What is timed here, and how: `python -m benchmarks.operator --help` is the place to start."""
+"""What is timed here, and how: `python -m benchmarks.attention_operator --help` is the place to start."""

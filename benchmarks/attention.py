@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks import machine, memory
 from benchmarks.attention_cases import examine, find, state_numbers
+from benchmarks.attention_operator import DTYPES, folder_for, settings
 from benchmarks.attention_report import FORMAT, to_markdown, to_terminal
 from benchmarks.contenders import MODES, PHASES, Contender, Shape
-from benchmarks.operator import DTYPES, folder_for, settings
 from benchmarks.plot import draw
 from benchmarks.record import earlier, new_record
 from benchmarks.terminal import Parser, Progress

@@ -7,8 +7,8 @@ wants another layout pays for the change itself, as its user would.
 
 import importlib.util
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -67,8 +67,14 @@ class Contender:
     """Done before the clock starts (only where a part of the work is timed alone)."""
     needs: Callable[[Shape, bool], int] = _needs_nothing
     """Bytes of a forward and backward pass, for those that would not fit."""
+    forms: Mapping[str, Attend] = field(default_factory=dict)
+    """Ways to write the same call, by name: the fastest counts. None: `attend` alone."""
     source: str = "benchmarks.contenders"
     """The module whose `find` knows this contender, for processes that measure it alone."""
+
+    def each_form(self) -> "dict[str, Contender]":
+        """The contender once in each form."""
+        return {name: replace(self, attend=a) for name, a in self.forms.items()} or {"": self}
 
     def refuses(self, shape: Shape, mode: str, memory_limit: int) -> str | None:
         """Why this case is left out, or None; a mode it never claimed is left out in silence ('')."""
@@ -114,10 +120,12 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-def features(x: Tensor) -> Tensor:
-    """[ReLU(x) sin, ReLU(x) cos] (.., T, 2D): positions from 1, M = T, angles in x's own type."""
-    length = x.shape[-2]
-    angle = (math.pi / 2 * torch.arange(1, length + 1, device=x.device).to(x.dtype) / length)[:, None]
+def features(x: Tensor, time: int = -2) -> Tensor:
+    """[ReLU(x) sin, ReLU(x) cos] (.., T, .., 2D), the axis of T being `time`: positions from 1, M = T, angles
+    in x's own type."""
+    length = x.shape[time]
+    angle = math.pi / 2 * torch.arange(1, length + 1, device=x.device).to(x.dtype) / length
+    angle = angle.view(length, *(1,) * (-time - 1))
     x = x.relu()
     return torch.cat([x * angle.sin(), x * angle.cos()], dim=-1)
 

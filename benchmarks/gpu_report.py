@@ -1,5 +1,6 @@
 """The report of a run on a GPU, rendered from its JSON record and from nothing else."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +52,7 @@ def _tables(data: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], list[t
         worst = max((c["error"] for c in v["checks"]), default=float("nan"))
         rows.append(
             (
-                NAMES.get(v["contender"], v["contender"]),
+                NAMES.get(v["contender"], v["contender"]) + (f", {v['form']}" if "form" in v else ""),
                 f"{v['dim']}",
                 f"{worst:.1e}",
                 v.get("reason", v["verdict"]),
@@ -110,6 +111,13 @@ def to_markdown(data: dict[str, Any], plot: str | None) -> str:
         parts.append(
             f"flash-linear-attention tunes itself: {spent['warmup']} + {spent['rep']} ms for each candidate."
         )
+    for name in NAMES:
+        forms = Counter(t["form"] for t in timings if t["contender"] == name and "form" in t)
+        if forms:
+            said = ", ".join(f"{form} in {count} cases" for form, count in sorted(forms.items()))
+            parts.append(
+                f"{NAMES[name]}: features were made eager and compiled, and the faster counts: {said}."
+            )
     for name, reason in data["gpu"]["absent"].items():
         parts.append(f"Not in this run: {name} ({reason}).")
     if not data["gpu"].get("finished", True):

@@ -23,7 +23,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import machine
-from benchmarks.operator import device_for, folder_for
+from benchmarks.attention_operator import device_for, folder_for
 from benchmarks.terminal import Parser, markdown, plain
 from cosformer import attention
 from cosformer.models import CosformerConfig, CosformerForCausalLM

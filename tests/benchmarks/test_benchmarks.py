@@ -20,8 +20,17 @@ SHAPE = Shape(1, 64, 2, 16, torch.float32, torch.device("cpu"))
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.operator", *arguments], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.attention_operator", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
+
+
+def test_no_benchmark_takes_the_name_of_a_standard_module():
+    """Run as a script, its folder comes first on the import path."""
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert not names & sys.stdlib_module_names
 
 
 def test_right_contenders_pass():

@@ -2,15 +2,17 @@
 
 import json
 import math
+import sys
+import types
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks import attention_operator as command
 from benchmarks import gpu, gpu_report
-from benchmarks import operator as command
-from benchmarks.contenders import Contender, Shape, operator
+from benchmarks.contenders import Contender, Shape, features, operator
 from benchmarks.gate import admit
 from benchmarks.gpu_plot import crossover, draw
 from benchmarks.gpu_targets import targets
@@ -64,7 +66,10 @@ def record(monkeypatch):
     monkeypatch.setattr("benchmarks.gate.LENGTHS", (9,))
     saved = []
     data = new_record(SHAPE, [64], [], {})
-    data["hardware"]["gpu"], data["command"] = "A GPU", "python -m benchmarks.operator --device cuda"
+    data["hardware"]["gpu"], data["command"] = (
+        "A GPU",
+        "python -m benchmarks.attention_operator --device cuda",
+    )
     data["gpu"] = gpu.measure(SHAPE, 0.1, Progress(), lambda found: saved.append(len(found["timings"])))
     assert saved == sorted(saved)
     assert len(saved) >= 3
@@ -101,6 +106,64 @@ def test_a_run(record):
     assert "is off by" in text
     assert "fla-relu (not there)" in text
     assert "![Time a token against the length](picture.png)" in text
+
+
+def test_a_peer_gets_features_in_the_layout_it_reads(monkeypatch):
+    """flash-linear-attention copies whatever is not [B, T, H, F] in memory, and would be timed with that."""
+    given = []
+
+    def chunk_linear_attn(q, k, v, scale, normalize):
+        given.append((q, k))
+        return v, None
+
+    module = types.ModuleType("fla.ops.linear_attn")
+    module.chunk_linear_attn = chunk_linear_attn
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "fla.ops.linear_attn", module)
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(gpu, "_tune_briefly", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    q, k, v, _ = replace(SHAPE, batch=2, length=5).inputs()
+    found = {c.name: c for c in gpu.contenders()[0]}
+    for name, width in (("fla", 2 * SHAPE.dim), ("fla-relu", SHAPE.dim)):
+        assert set(found[name].forms) == {"eager", "compiled"}
+        for form in found[name].each_form().values():
+            assert form.attend(q, k, v, True) is v
+            for x in given.pop():
+                assert x.shape == (2, 5, SHAPE.heads, width)
+                assert x.is_contiguous()
+    found["fla"].attend(q, k, v, True)
+    expected = features(q.transpose(1, 2)).transpose(1, 2)
+    assert torch.equal(given.pop()[0], expected)
+
+
+def test_of_several_forms_the_fastest_counts(record):
+    """The record and the report name it; a form that is wrong or does not run is not timed."""
+
+    def slow(q, k, v, causal):
+        return cosformer_attention(q, k, v, causal=causal)
+
+    def fast(q, k, v, causal):
+        return cosformer_attention(q, k, v, causal=causal)
+
+    def breaks(q, k, v, causal):
+        raise RuntimeError("no such kernel")
+
+    class Told(Clock):
+        def __call__(self, work, seconds=0.1):
+            return 1e-3 if work.attend is fast else 2e-3
+
+    c = Contender("fla", "fla", slow, forms={"slow": slow, "fast": fast, "broken": breaks})
+    timings, _ = gpu._against_length(c, replace(SHAPE, dim=16), "causal", Told(None), 0.1)
+    assert {(t["median_s"], t["form"]) for t in timings} == {(1e-3, "fast")}
+    c = Contender("fla", "fla", slow, forms={"wrong": lambda q, k, v, causal: v, "slow": slow})
+    gate = []
+    assert set(gpu._admitted(c, SHAPE, gate).forms) == {"slow"}
+    assert [(v["form"], v["verdict"]) for v in gate] == [("wrong", "wrong"), ("slow", "passed")]
+    assert gpu._admitted(replace(c, forms={"wrong": c.forms["wrong"]}), SHAPE, gate) is None
+    record["gpu"]["timings"] += timings
+    assert "the faster counts: fast in" in gpu_report.to_markdown(record, None)
 
 
 def test_what_would_take_too_long_is_not_run(record, monkeypatch):

@@ -90,6 +90,9 @@ def test_the_tables_of_runs_are_those_of_the_records():
     text = made["PAGE"].read_text()
     assert text == made["page"](text), "run python docs/render_results.py"
     assert "| associative recall |" in text
+    for name, drawing in made["figures"]().items():
+        assert drawing == (ROOT / "docs" / "figures" / name).read_text(), "run python docs/render_results.py"
+    assert text.count("| windows |") == 1
 
 
 def test_the_command_is_installed_by_name():

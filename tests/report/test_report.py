@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from cosformer import record_format
 from cosformer.report import benchmarks, html, markdown, png, records, results, scales, svg
 from cosformer.report.document import Document, Line, Plot, Sample, Samples, Section, Table, Text
 from cosformer.report.write import report, write
+from cosformer.training import Run
 
 ROOT = Path(__file__).parents[2]
 EVIL = '<script>alert(1)</script>" onload="x'
@@ -100,6 +102,18 @@ def test_a_repetition_is_no_second_run(scale):
     (section,) = results.sections(found)
     (table,) = (b for b in section.blocks if isinstance(b, Table))
     assert "0.6 ± 0.1" in table.rows[0]
+
+
+@pytest.mark.parametrize("name", record_format.NON_SEMANTIC_FIELDS)
+def test_what_does_not_change_a_run_does_not_part_its_records(name):
+    """The fields are those of training itself: a run may change them when it is resumed."""
+    found = [run_record("cosformer", seed, 0.5, settings={"seed": seed, name: f"{seed}"}) for seed in (0, 1)]
+    (section,) = results.sections(found)
+    table = next(b for b in section.blocks if isinstance(b, Table))
+    assert [row[:3] for row in table.rows] == [["cosformer", "0.5 ± 0", "2"]]
+    run = Run(task="text", steps=1, batch=1, learning_rate=1.0)
+    other = "cpu" if name == "device" else "loader" if name == "data" else 7
+    assert run.replace(**{name: other}).differences(run) == []
 
 
 def test_scales_are_kept_apart():

@@ -95,6 +95,21 @@ def test_a_causal_logit_is_about_the_next_token():
     assert found["perplexity"] == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    "asked", [[1, 1, 1, 1], [0, 1, 1, 0], [1, 0, 0, 1], [0, 0, 0, 0]], ids=["all", "between", "holes", "none"]
+)
+def test_bits_are_those_of_the_bytes_asked_for(asked):
+    """Wherever they stand in the row: each is looked up by itself."""
+    logits = torch.randn(1, 5, 256, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[7, 1, 2, 3, 4]])
+    labels[0, 1:][torch.tensor(asked) == 0] = -100
+    (found,) = BitsPerCharacter().rows(logits, {"labels": labels}).tolist()
+    log = logits[0].double().log_softmax(-1)
+    nats = sum(-float(log[t, t + 1]) for t in range(4) if asked[t])
+    right = sum(int(logits[0, t].argmax()) == t + 1 for t in range(4) if asked[t])
+    assert found == pytest.approx([nats, sum(asked), right], abs=1e-5)
+
+
 def test_exact_rows():
     labels = torch.tensor([[-100, 1, 2], [-100, 1, 2], [-100, -100, -100]])
     guess = torch.tensor([[1, 2, 0], [1, 3, 0], [0, 0, 0]])

@@ -6,14 +6,18 @@ import multiprocessing
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
-from cosformer.training import Run, files, schedules
+from cosformer.tasks import Rows
+from cosformer.tasks.windows import Windows, collate_windows
+from cosformer.training import Run, files, main, schedules
+from cosformer.training.loader import Collated
 from cosformer.training.log import Log
 from cosformer.training.order import Order
-from cosformer.training.resident import Resident, fits
+from cosformer.training.resident import Resident, TooLarge, is_static
 from tests.training.toy import Toy, toy
 
 
@@ -204,5 +208,46 @@ def test_a_split_on_the_device_is_the_collated_one():
             assert torch.equal(batch[name], x), name
     whole = Resident(task, data, device=torch.device("cpu"), whole=True)
     assert len({b["input_ids"].shape for b in whole.evaluation(range(9), 1)}) == 1
-    assert fits(task, data)
-    assert not fits(task, Toy(changing=True).dataset("train"))
+    assert is_static(data)
+    assert not is_static(Toy(changing=True).dataset("train"))
+
+
+class _LongAtTheEnd(Rows):
+    """One token, one token, ..., twenty tokens."""
+
+    def __len__(self):
+        return 3000
+
+    def __getitem__(self, index):
+        ids = torch.zeros(20 if index == 2999 else 1, dtype=torch.int64)
+        return {"input_ids": ids, "labels": torch.tensor(0)}
+
+
+def test_the_size_of_a_split_is_that_of_its_longest_sample(monkeypatch):
+    """All samples are padded to it, so the first one tells nothing."""
+    size = 3000 * (20 + 20 + 2)  # input_ids and mask in bytes, labels in 16 bits for -100
+    task, device = Toy(), torch.device("cpu")
+    kept = Resident(task, _LongAtTheEnd(), device=device, whole=False)
+    assert size - 3000 <= sum(x.nbytes for x in kept.columns.values()) <= size
+    Resident(task, _LongAtTheEnd(), device=device, whole=False, limit=size)
+    with pytest.raises(TooLarge):
+        Resident(task, _LongAtTheEnd(), device=device, whole=False, limit=size // 2)
+    monkeypatch.setattr(Toy, "dataset", lambda self, split: _LongAtTheEnd())
+    monkeypatch.setattr(main, "LIMIT", size // 2)
+    assert isinstance(main.source(toy(workers=0), task, "train", device), Collated)
+    monkeypatch.setattr(main, "LIMIT", size)
+    assert isinstance(main.source(toy(workers=0), task, "train", device), Resident)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 50])
+@pytest.mark.parametrize("overlap", [1, 3])
+def test_windows_at_once_are_those_one_by_one(tokens, overlap):
+    stream = np.random.default_rng(0).integers(0, 256, tokens).astype(np.uint8)
+    rows = Windows(stream, 10, 8, overlap)
+    if not len(rows):
+        assert rows.columns() is None
+        return
+    made, expected = rows.columns(), collate_windows([*rows, Windows(np.arange(9), 10, 8)[0]], 8)
+    for name, x in expected.items():
+        assert torch.equal(made[name].long(), x[:-1]), name
+    assert Windows(stream.astype(np.int64), 10, 8).columns() is None

@@ -24,13 +24,14 @@ EXAMPLES = """examples:
   cosformer bench attention --only cosformer,softmax
   cosformer bench generation --contexts 1024,16384
 """
-BENCHMARKS = ("operator", "attention", "generation")
+# By name, the module under benchmarks/.
+BENCHMARKS = {"operator": "attention_operator", "attention": "attention", "generation": "generation"}
 
 
 def root() -> Path:
     """The source tree."""
     for folder in (machine.CHECKOUT, Path.cwd()):
-        if (folder / "benchmarks" / "operator.py").is_file():
+        if (folder / "benchmarks" / "attention_operator.py").is_file():
             return folder
     raise Mistake(
         "the benchmarks are part of the source tree, not of the installed package: run this in a clone of "
@@ -48,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
     if args.benchmark == "generation":
         with needs_models():
             import transformers  # noqa: F401
-    # As `python -m benchmarks.<name>` in the root of the tree: with its own options, help and messages.
+    # As `python -m benchmarks.<module>` in the root of the tree: with its own options, help and messages.
+    module = f"benchmarks.{BENCHMARKS[args.benchmark]}"
     sys.path.insert(0, str(tree))
-    before, sys.argv = sys.argv, [f"benchmarks.{args.benchmark}", *args.options]
+    before, sys.argv = sys.argv, [module, *args.options]
     try:
-        runpy.run_module(f"benchmarks.{args.benchmark}", run_name="__main__", alter_sys=False)
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
     except SystemExit as left:
         said = left.code.strip() if isinstance(left.code, str) else ""
         if not said.startswith("Stopped"):

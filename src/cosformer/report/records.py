@@ -7,6 +7,7 @@ from typing import Any
 
 Record = dict[str, Any]
 
+FAILURES = "plan-failures.json"
 _FIGURES = ("steps", "parameters", "tokens_per_s", "peak_memory_bytes")
 
 
@@ -26,6 +27,12 @@ def runs(folder: Path) -> list[Record]:
                 raise RecordError(f"{path}, line {number}, is no record of a run: it {wrong}.")
             found.append(record)
     return found
+
+
+def failures(folder: Path) -> dict[str, Record]:
+    """Why planned runs have failed, by the names of their entries."""
+    path = folder / FAILURES
+    return _parsed(_text(path), str(path)) if path.is_file() else {}
 
 
 def _wrong(record: Record) -> str | None:

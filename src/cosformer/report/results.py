@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+from cosformer.record_format import NON_SEMANTIC_FIELDS
 from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
 from cosformer.terminal import size
 
 Record = dict[str, Any]
 
 # Of a run's settings: what may differ between two runs of the same experiment.
-_NO_MATTER = ("seed", "attention", "device", "data", "workers", "keep", "log_every", "save_every")
+_NO_MATTER = ("seed", "attention", *NON_SEMANTIC_FIELDS)
 
 SMALLEST = "tiny"
 SPREAD = (
@@ -22,8 +23,8 @@ SPREAD = (
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
-    """Scales are different experiments: they share a section, but no row."""
-    records = _newest(records)
+    """Of runs that no plan has made. Scales are different experiments: they share a section, but no row."""
+    records = _newest([r for r in records if "experiment" not in r])  # those have tables of their own
     smallest = [r for r in records if r.get("scale") == SMALLEST]
     others = [r for r in records if r.get("scale") != SMALLEST]
     tasks = sorted({r["task"] for r in others})
@@ -36,7 +37,7 @@ def _newest(records: Sequence[Record]) -> list[Record]:
 
     def experiment(record: Record) -> str:
         said = [record.get(name) for name in ("task", "mechanism", "scale", "seed")]
-        return json.dumps([*said, _flat(record.get("settings", {}))], sort_keys=True)
+        return json.dumps([*said, flat(record.get("settings", {}))], sort_keys=True)
 
     last = {experiment(r): r for r in sorted(records, key=lambda r: r.get("date", ""))}
     return [r for r in records if r is last[experiment(r)]]
@@ -64,7 +65,7 @@ def _smallest(records: list[Record]) -> Section:
     )
     header = ["task", "test", *mechanisms, "by counting"]
     return Section(
-        f"Every task at scale {SMALLEST}", [Table(header, rows, caption), Text(_made_with(records))], SMALLEST
+        f"Every task at scale {SMALLEST}", [Table(header, rows, caption), Text(made_with(records))], SMALLEST
     )
 
 
@@ -76,7 +77,7 @@ def _task(task: str, records: list[Record]) -> Section:
     blocks: list[Block] = []
     for scale in sorted({r.get("scale") or "own settings" for r in records}):
         blocks += _scale(task, scale, [r for r in records if (r.get("scale") or "own settings") == scale])
-    return Section(task, [*blocks, Text(_made_with(records))])
+    return Section(task, [*blocks, Text(made_with(records))])
 
 
 def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
@@ -114,7 +115,7 @@ def _scale(task: str, scale: str, records: list[Record]) -> list[Block]:
 def _alike(records: list[Record]) -> dict[str, list[Record]]:
     """Runs that differ in nothing but their seeds, by the words for what sets them apart from the others of
     their mechanism: each mechanism may have settings of its own."""
-    settings = [_flat(r.get("settings", {})) for r in records]
+    settings = [flat(r.get("settings", {})) for r in records]
     values: dict[str, dict[str, set[str]]] = {}
     for name in dict.fromkeys(name for own in settings for name in own):
         of = values.setdefault(name, {})
@@ -128,7 +129,7 @@ def _alike(records: list[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def _flat(settings: Record) -> Record:
+def flat(settings: Record) -> Record:
     """Settings with those of model and task among them, without what does not change an experiment."""
     parts = ("model", "task_settings")
     own = {name: v for name, v in settings.items() if name not in (*parts, *_NO_MATTER)}
@@ -173,7 +174,7 @@ def _peak(records: list[Record]) -> str:
     return size(max(known)) if known else "-"
 
 
-def _made_with(records: list[Record]) -> str:
+def made_with(records: list[Record]) -> str:
     hardware = sorted({words for r in records if (words := hardware_words(r))})
     versions = sorted({f"torch {v}" for r in records if (v := r.get("versions", {}).get("torch"))})
     commits = sorted({c[:10] for r in records if (c := r.get("commit", {}).get("id"))})

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cosformer.report import benchmarks, html, markdown, records, results, svg
+from cosformer.report import benchmarks, evidence, html, markdown, records, results, svg
 from cosformer.report.document import Document, Section, Text
 from cosformer.report.files import replace
 
@@ -12,7 +12,12 @@ PLOTS = "plots"
 def report(results_at: Path, benchmarks_at: Path) -> Document:
     """The document of all runs and benchmarks under two folders; either may be missing or empty."""
     runs, measured = records.runs(results_at), records.benchmarks(benchmarks_at)
-    parts: list[Section] = [*benchmarks.sections(measured), *results.sections(runs)]
+    failures = records.failures(results_at)
+    parts: list[Section] = [
+        *benchmarks.sections(measured),
+        *evidence.sections(runs, failures=failures),
+        *results.sections(runs),
+    ]
     if not parts:
         parts = [Section("Nothing yet", [Text("No run has finished, and no benchmark was recorded.")])]
     tasks = len({r["task"] for r in runs})

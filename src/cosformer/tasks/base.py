@@ -30,6 +30,11 @@ class Rows(Dataset[Row], ABC):
         """Rows that change from epoch to epoch (masks that are drawn anew) follow from (seed, epoch, index)
         alone; all others stay as they are."""
 
+    def columns(self) -> dict[str, Tensor] | None:
+        """All rows as one batch, integers as narrow as they may be, where that is made faster than row by
+        row; else None."""
+        return None
+
 
 class Task(ABC):
     """A frozen dataclass of settings, all with defaults.

@@ -26,10 +26,12 @@ class ByteStream(Task):
     Args:
         length: bytes of a window.
         overlap: bytes that a window of valid and test shares with the one before, and does not predict.
+        held_out: the most bytes of valid and of test, where a whole evaluation would take too long.
     """
 
     length: int = 1024
     overlap: int = 1
+    held_out: int | None = None
 
     head = "causal_lm"
     metric = BitsPerCharacter()
@@ -39,6 +41,8 @@ class ByteStream(Task):
 
     def __post_init__(self) -> None:
         positive_int("length", self.length)
+        if self.held_out is not None:
+            positive_int("held_out", self.held_out)
         Windows(np.empty(0), 0, self.length, self.overlap)
 
     @abstractmethod
@@ -47,8 +51,9 @@ class ByteStream(Task):
 
     def dataset(self, split: Split) -> Windows:
         checked_split(split)
-        overlap = 1 if split == "train" else self.overlap
-        return Windows(self.stream(split), _NEWLINE, self.length, overlap)
+        if split == "train":
+            return Windows(self.stream(split), _NEWLINE, self.length)
+        return Windows(self.stream(split)[: self.held_out], _NEWLINE, self.length, self.overlap)
 
     def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         return collate_windows(rows, self.length)
@@ -110,25 +115,14 @@ class PythonSource(ByteStream):
     Provenance: the .py files of the running interpreter, without tests, in the order of their names; so it
     differs from version to version, and a record names the version. A file is in train, valid or test by a
     digest of its name (18 / 1 / 1 of twenty): about 11 / 0.6 / 0.6 million bytes. Licence: PSF.
-
-    Args:
-        held_out: the most bytes of valid and of test, where a whole evaluation would take too long.
     """
 
-    held_out: int | None = None
-
     title = "Python source"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.held_out is not None:
-            positive_int("held_out", self.held_out)
 
     def stream(self, split: Split) -> Stream:
         key = {"version": 1, "files": corpora.identity("python", split)}
         folder = cache.entry("python", key, partial(_join, split))
-        whole = np.memmap(folder / "source", np.uint8, "r")
-        return whole if split == "train" else whole[: self.held_out]
+        return np.memmap(folder / "source", np.uint8, "r")
 
 
 def _unpack(path: Path, folder: Path) -> None:

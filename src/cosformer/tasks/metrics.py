@@ -123,12 +123,13 @@ def _ranks(x: Tensor) -> Tensor:
     return (last - (counts - 1) / 2)[inverse]
 
 
-def _predictions(logits: Tensor, labels: Tensor, shift: int) -> tuple[Tensor, Tensor]:
-    """Of one sample: logits [n, V] and labels [n] where a loss is wanted; a causal model's logits of a
-    column are about the next one (shift 1)."""
-    logits, labels = logits[: len(logits) - shift], labels[shift:]
-    wanted = labels != -100
-    return logits[wanted], labels[wanted]
+def _places(labels: Tensor) -> slice | Tensor:
+    """Of one sample's labels [T], on the CPU: where a loss is wanted; a slice where nothing lies between."""
+    (found,) = torch.nonzero(labels != -100, as_tuple=True)
+    if not len(found):
+        return slice(0, 0)
+    first, last = int(found[0]), int(found[-1])
+    return slice(first, last + 1) if last + 1 - first == len(found) else found
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,16 @@ class MaskedPerplexity(Metric):
 
 
 def _token_statistics(logits: Tensor, labels: Tensor, shift: int) -> Tensor:
-    """(nats, tokens, right) of each sample; one at a time, for a vocabulary may be large."""
+    """(nats, tokens, right) of each sample; one at a time, for a vocabulary may be large. A causal model's
+    logits of a column are about the next one (shift 1)."""
+    logits, labels = logits[:, : logits.shape[1] - shift], labels[:, shift:]
     out = []
-    for own, wanted in zip(logits, labels, strict=True):
-        scores, targets = _predictions(own, wanted, shift)
+    # The device is waited for once a batch, and not at every sample.
+    for own, targets, known in zip(logits, labels, labels.cpu(), strict=True):
+        places = _places(known)
+        if not isinstance(places, slice):
+            places = places.to(labels.device)
+        scores, targets = own[places], targets[places]
         right = (scores.argmax(-1) == targets).sum().to(torch.float64)
         count = torch.full_like(right, len(targets))
         out.append(torch.stack([_nll(scores, targets).sum(), count, right]))

@@ -47,6 +47,21 @@ class Windows(Rows):
         labels[: self.overlap if index else 1] = -100
         return {"input_ids": ids, "labels": labels}
 
+    def columns(self) -> dict[str, Tensor] | None:
+        """As `collate_windows` makes them of all rows; int16 [N, length], or bytes where the stream is."""
+        if not len(self) or np.iinfo(self.stream.dtype).max > np.iinfo(np.int16).max:
+            return None
+        step = self.length - self.overlap
+        whole = np.zeros((len(self) - 1) * step + self.length, self.stream.dtype)
+        whole[0] = self.start
+        whole[1 : len(self.stream) + 1] = self.stream
+        ids = np.lib.stride_tricks.sliding_window_view(whole, self.length)[::step]
+        labels = ids.astype(np.int16)
+        labels[:, : self.overlap] = -100
+        labels[0, 1 : self.overlap] = ids[0, 1 : self.overlap]
+        labels[-1, len(self.stream) + 1 - (len(self) - 1) * step :] = -100
+        return {"input_ids": torch.from_numpy(ids.copy()), "labels": torch.from_numpy(labels)}
+
 
 def collate_windows(rows: Sequence[Row], length: int) -> dict[str, Tensor]:
     """Rows of one length, or padded on the right: there a causal model's tokens do not see it, so that no

@@ -62,6 +62,10 @@ class Clock:
         """Of a stretch that has made some steps, evaluations and checkpoints included."""
         return (time.monotonic() - self._stretch) / done * left
 
+    def seconds_of(self, status: Status) -> float:
+        """That count for a run's throughput, of all its stretches so far."""
+        return status.timed_s + self.seconds() - self._noted[1]
+
     def note(self, status: Status) -> None:
         """Adds what has passed since the last note to a run's figures. To be called while paused."""
         now = time.monotonic()

@@ -3,6 +3,7 @@
 import logging
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from cosformer.training.loader import Collated
 from cosformer.training.log import Log
 from cosformer.training.order import Order
 from cosformer.training.progress import Progress, chosen
-from cosformer.training.resident import Resident, fits
+from cosformer.training.resident import LIMIT, Resident, TooLarge, is_static
 from cosformer.training.run import Run
 from cosformer.training.status import Status, best
 from cosformer.training.trainer import RunTrainer
@@ -86,7 +87,7 @@ def train(
     with Interrupt() as interrupt:
         trainer = RunTrainer(
             run, task, net, folder, settings, order=order, sources=sources, log=log, interrupt=interrupt,
-            status=status, progress=chosen(progress if main else False, f"{run.task} · {run.attention}"),
+            status=status, progress=chosen(progress if main else False, f"{run.task} · {run.mechanism}"),
         )  # fmt: skip
         # Each process has its own dropout.
         torch.manual_seed(run.seed * 1_000_003 + settings.process_index)
@@ -210,6 +211,9 @@ def device_of(run: Run) -> str:
 def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
     """The samples of a split, kept on the device where the run allows it."""
     dataset = task.dataset(split)
-    if run.data == "device" or (run.data == "auto" and not run.workers and fits(task, dataset)):
-        return Resident(task, dataset, device=device, whole=run.compile and split == "train")
+    chosen = run.data == "device"
+    if chosen or (run.data == "auto" and not run.workers and is_static(dataset)):
+        whole, limit = run.compile and split == "train", None if chosen else LIMIT
+        with suppress(TooLarge):
+            return Resident(task, dataset, device=device, whole=whole, limit=limit)
     return Collated(task, dataset, workers=run.workers if split == "train" else 0, device=device)

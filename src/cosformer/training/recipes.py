@@ -43,16 +43,17 @@ class Table:
     attention: Mapping[str, Settings] = field(default_factory=dict)
     attention_at: Mapping[tuple[str, str], Settings] = field(default_factory=dict)
 
-    def build(self, scale: str = "small", attention: str = "cosformer", **overrides: Any) -> Run:
-        """A complete run."""
+    def build(self, scale: str = "small", attention: str | list[str] = "cosformer", **overrides: Any) -> Run:
+        """A complete run. Where each layer has its own attention, no mechanism's settings are added."""
         if scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, but got {scale!r}.")
         refuse_unknown(overrides)
+        name = attention if isinstance(attention, str) else ""
         layers = (
             self.shared,
             getattr(self, scale),
-            self.attention.get(attention, {}),
-            self.attention_at.get((attention, scale), {}),
+            self.attention.get(name, {}),
+            self.attention_at.get((name, scale), {}),
             overrides,
         )
         made: dict[str, Any] = {
@@ -98,7 +99,11 @@ def load(name_or_path: str | Path) -> ModuleType:
 
 
 def build(
-    name_or_path: str | Path, *, scale: str = "small", attention: str = "cosformer", **overrides: Any
+    name_or_path: str | Path,
+    *,
+    scale: str = "small",
+    attention: str | list[str] = "cosformer",
+    **overrides: Any,
 ) -> Run:
     """The run of a recipe."""
     made = load(name_or_path).build(scale=scale, attention=attention, **overrides)

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from cosformer import machine
+from cosformer.record_format import FORMAT
 from cosformer.tasks import Task
 from cosformer.training import files
 from cosformer.training.run import Run
 from cosformer.training.status import Status
-
-FORMAT = "cosformer run 1"
 
 
 def new(
@@ -25,7 +24,7 @@ def new(
         "format": FORMAT,
         "id": identity,
         "task": run.task,
-        "mechanism": run.attention,
+        "mechanism": run.mechanism,
         "recipe": run.recipe,
         "scale": run.scale,
         "settings": run.to_dict(),

@@ -1,5 +1,6 @@
 """A whole split as tensors on the device: a batch is then one gather, and a tiny model never waits for it."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,19 +16,30 @@ LIMIT = 2 * 2**30
 _BLOCK = 1024  # samples collated at a time
 
 
+class TooLarge(ValueError):
+    """A split takes more of the device's memory than it may."""
+
+
 class Resident:
     """A split, collated once, padded to its longest sample and kept in the smallest integers that hold it.
 
     A batch is cut to its own longest sample (rounded up as `tasks.base.padded` does), unless `whole`: a
-    compiled model then sees one shape alone.
+    compiled model then sees one shape alone. A split of more than `limit` bytes raises `TooLarge`, as soon as
+    that is known.
     """
 
-    def __init__(self, task: Any, dataset: Any, *, device: torch.device, whole: bool):
+    def __init__(
+        self, task: Any, dataset: Any, *, device: torch.device, whole: bool, limit: int | None = None
+    ):
         self.device, self.whole, self.samples = device, whole, len(dataset)
         blocks: dict[str, list[Tensor]] = {}
         lengths: dict[str, list[Tensor]] = {}
         keyed = Keyed(dataset)
-        for at in range(0, self.samples, _BLOCK):
+        ready = dataset.columns() if hasattr(dataset, "columns") else None
+        if ready is not None:
+            blocks = {name: [x] for name, x in ready.items()}
+            _refuse(blocks, self.samples, limit)
+        for at in range(0, self.samples if ready is None else 0, _BLOCK):
             rows = [keyed[0, i] for i in range(at, min(at + _BLOCK, self.samples))]
             for name, x in task.collate(rows).items():
                 if len(x) != len(rows):
@@ -38,6 +50,7 @@ class Resident:
                 blocks.setdefault(name, []).append(_small(x))
                 if name.endswith("attention_mask"):
                     lengths.setdefault(name.removesuffix("attention_mask"), []).append(_lengths(x))
+            _refuse(blocks, self.samples, limit)
         filler = {
             "input_ids": task.pad_token_id or 0,
             "pair_input_ids": task.pad_token_id or 0,
@@ -76,13 +89,22 @@ class Resident:
         return batch
 
 
-def fits(task: Any, dataset: Any) -> bool:
-    """Whether a split may be kept on the device: small, and the same in every epoch."""
+def is_static(dataset: Any) -> bool:
+    """Whether a split has samples, and the same ones in every epoch: only then may it be kept."""
     changing = getattr(type(dataset), "set_epoch", Rows.set_epoch) is not Rows.set_epoch
-    if changing or not len(dataset):
-        return False
-    bytes_of_row = sum(_small(x).nbytes for x in task.collate([dataset[0]]).values())
-    return len(dataset) * bytes_of_row <= LIMIT
+    return not changing and len(dataset) > 0
+
+
+def _refuse(blocks: dict[str, list[Tensor]], samples: int, limit: int | None) -> None:
+    """Raises where so many samples, padded to the longest seen so far, take more bytes than the limit."""
+    if limit is None:
+        return
+    width = sum(
+        max(math.prod(x.shape[1:]) for x in parts) * max(x.element_size() for x in parts)
+        for parts in blocks.values()
+    )
+    if samples * width > limit:
+        raise TooLarge(f"{samples} samples of {width} bytes are more than {limit} bytes.")
 
 
 def _small(x: Tensor) -> Tensor:

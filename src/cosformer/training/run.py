@@ -3,15 +3,16 @@
 import copy
 import dataclasses
 import difflib
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cosformer.ops.checks import flag, positive, positive_int
+from cosformer.record_format import NON_SEMANTIC_FIELDS
 from cosformer.training import schedules
 
-# Where and how fast a run is made, not what comes out: these may change when it is resumed.
-CIRCUMSTANCES = ("device", "data", "workers", "keep", "log_every", "save_every")
 _CHOICES = {
     "schedule": schedules.NAMES,
     "precision": ("fp32", "bf16"),
@@ -26,7 +27,7 @@ class Run:
 
     Args:
         task, task_settings: a name from `cosformer.tasks.names()` and what differs from its defaults.
-        attention: a name from `cosformer.attention.names()`.
+        attention: a name from `cosformer.attention.names()`; or a list of them, one for each layer.
         model: fields of `CosformerConfig` but for `attention`; sizes of the vocabulary, of the labels and of
             the longest text come from the task.
         initial: folder of a saved model of the family, or of a run, whose (best) weights the run starts
@@ -59,7 +60,7 @@ class Run:
     batch: int
     learning_rate: float
     task_settings: dict[str, Any] = field(default_factory=dict)
-    attention: str = "cosformer"
+    attention: str | list[str] = "cosformer"
     model: dict[str, Any] = field(default_factory=dict)
     initial: str | None = None
     accumulation: int = 1
@@ -119,6 +120,12 @@ class Run:
         if "attention" in self.model:
             raise ValueError("model must not hold attention: it is a field of the run itself.")
 
+    @property
+    def mechanism(self) -> str:
+        """The attention in words: of mixed layers each name once, `cosformer + softmax`."""
+        names = [self.attention] if isinstance(self.attention, str) else self.attention
+        return " + ".join(dict.fromkeys(names))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; `Run.from_dict` reads them."""
         return copy.deepcopy(dataclasses.asdict(self))
@@ -146,8 +153,17 @@ class Run:
         return [
             f.name
             for f in dataclasses.fields(self)
-            if f.name not in CIRCUMSTANCES and getattr(self, f.name) != getattr(other, f.name)
+            if f.name not in NON_SEMANTIC_FIELDS and getattr(self, f.name) != getattr(other, f.name)
         ]
+
+
+def digest(run: Run) -> str:
+    """Of all that changes the outcome: two runs with the same digest are the same experiment. Fields that are
+    as by default do not count, so that a field added later changes no digest."""
+    plain = Run(task=run.task, steps=run.steps, batch=run.batch, learning_rate=run.learning_rate)
+    told = {name: getattr(run, name) for name in run.differences(plain)}
+    told |= {name: getattr(run, name) for name in ("task", "steps", "batch", "learning_rate")}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def refuse_unknown(values: Mapping[str, Any]) -> None:

@@ -204,7 +204,10 @@ class RunTrainer(Trainer):
             if speed is not None:
                 self._latest["tokens_per_s"] = speed
                 if self.journal is not None:
-                    self.journal.write(self.status.step, event="speed", tokens_per_s=speed)
+                    self.journal.write(
+                        self.status.step, event="speed", tokens_per_s=speed, tokens=self.status.tokens,
+                        seconds=self.clock.seconds_of(self.status),
+                    )  # fmt: skip
             self._show()
 
     def _show(self, **doing: str) -> None:

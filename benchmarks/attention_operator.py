@@ -35,17 +35,17 @@ QUICK = (256, 1024, 4096)
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 EXAMPLES = """examples:
-  python -m benchmarks.operator                          the whole report on this CPU
-  python -m benchmarks.operator --quick --out try        a first impression: three lengths, few repetitions
-  python -m benchmarks.operator --device cuda            the promises made for a GPU, in bfloat16
-  python -m benchmarks.operator --lengths 1024,4096 --seconds 10 --no-memory
-  python -m benchmarks.operator --render benchmarks/reports/operator-cpu-20260101.json
+  python -m benchmarks.attention_operator                     the whole report on this CPU
+  python -m benchmarks.attention_operator --quick --out try   a first impression: three lengths
+  python -m benchmarks.attention_operator --device cuda       the promises made for a GPU, in bfloat16
+  python -m benchmarks.attention_operator --lengths 1024,4096 --seconds 10 --no-memory
+  python -m benchmarks.attention_operator --render benchmarks/reports/operator-cpu-20260101.json
 """
 
 
 def parser() -> Parser:
     p = Parser(
-        prog="operator.py",
+        prog="python -m benchmarks.attention_operator",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -146,7 +146,7 @@ def command(arguments: list[str]) -> str:
         for before, a in zip(["", *arguments], arguments, strict=False)
         if before != "--out" and not a.startswith("--out")
     ]
-    return shlex.join(["python", "benchmarks/operator.py", *kept])
+    return shlex.join(["python", "-m", "benchmarks.attention_operator", *kept])
 
 
 def measure(args: argparse.Namespace, shape: Shape, lengths: list[int], progress: Progress) -> dict[str, Any]:

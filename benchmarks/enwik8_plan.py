@@ -1,0 +1,188 @@
+"""Language models over enwik8 at 19 million parameters: the variants that are compared, and their runs.
+
+All variants have 6 layers of width 512 with 8 heads, the same tokens in the same order, the same schedule and
+the same effort of tuning: three learning rates are tried with the short budget by one variant of each family,
+and the others of the family take the best of them on the validation split. Bits per character are those of
+the first million bytes of the validation and of the test part, in texts of the training's length.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.plan import Entry, with_seed
+
+PLAN = "enwik8"
+LAYERS, HEADS, WIDTH = 6, 8, 512
+RATES = (5e-4, 1e-3, 2e-3)
+TOKENS = 32 * 1024  # of a step
+SHORT, LONG = 1200, 5500  # steps: 39 and 180 million tokens
+
+Windows = tuple[int | None, ...]
+
+NARROW: Windows = (2, 4, 8, 16, 64, 256, None, None)
+SETS: dict[str, Windows] = {
+    "windows": NARROW,
+    "windows, one full head": (2, 4, 8, 16, 32, 64, 256, None),
+    "windows, narrower": (2, 2, 4, 4, 16, 64, 256, None),
+    "windows, all bounded": (2, 4, 8, 16, 64, 128, 512, 1024),
+    "windows, 8 to 1,024": (8, 16, 32, 64, 128, 256, 512, 1024),
+}
+GROWING: tuple[Windows, ...] = (
+    (2, 2, 4, 4, 8, 8, 16, 16),
+    (2, 4, 8, 8, 16, 16, 32, 64),
+    (4, 8, 16, 16, 32, 64, 128, 256),
+    (4, 8, 16, 32, 64, 128, 256, None),
+    (8, 16, 32, 64, 128, 256, 512, None),
+    (8, 16, 64, 128, 256, None, None, None),
+)
+GATE: dict[str, Any] = {
+    "output_gate": "silu",
+    "output_norm": True,
+    "intermediate_size": 4 * WIDTH - WIDTH // 2,  # the gate has as many weights as are taken away here
+}
+CONVOLUTION: dict[str, Any] = {"conv_size": 4}
+
+
+def parameters(windows: Windows) -> dict[str, Any]:
+    return {"windows": list(windows)}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model: its attention, the family whose learning rate it takes, what of `CosformerConfig` is its own,
+    and how many times a softmax's time it takes."""
+
+    attention: str | list[str]
+    family: str
+    model: dict[str, Any] = field(default_factory=dict)
+    slower: float = 1.0
+
+
+def _growing(**model: Any) -> Variant:
+    of_layers = [parameters(windows) for windows in GROWING]
+    return Variant(["cosformer"] * LAYERS, "windows", {"attention_parameters": of_layers, **model}, 1.3)
+
+
+def _hybrid(**model: Any) -> Variant:
+    """One layer of six is softmax."""
+    names = ["cosformer"] * LAYERS
+    names[3] = "softmax"
+    of_layers: list[dict[str, Any]] = [
+        {} if name == "softmax" else parameters(windows) for name, windows in zip(names, GROWING, strict=True)
+    ]
+    return Variant(names, "windows", {"attention_parameters": of_layers, "position": "rotary", **model}, 1.3)
+
+
+def _windows(windows: Windows = NARROW, **model: Any) -> Variant:
+    return Variant("cosformer", "windows", {"attention_parameters": parameters(windows), **model}, 1.3)
+
+
+VARIANTS: dict[str, Variant] = {
+    "softmax, rotary": Variant("softmax", "softmax", {"position": "rotary"}),
+    "softmax, learned positions": Variant("softmax", "softmax", {"position": "learned"}),
+    "cosformer, no positions": Variant("cosformer", "cosformer"),
+    "cosformer, rotary": Variant("cosformer", "cosformer", {"position": "rotary"}),
+    "cosformer, learned positions": Variant("cosformer", "cosformer", {"position": "learned"}),
+    **{name: _windows(windows) for name, windows in SETS.items()},
+    "windows, 16 heads": _windows(
+        (2, 2, 4, 4, 8, 8, 16, 16, 32, 64, 64, 128, 256, 256, None, None), num_attention_heads=16
+    ),
+    "windows, 4 heads": _windows((2, 8, 64, None), num_attention_heads=4),
+    "windows + rotary": _windows(position="rotary"),
+    "windows + convolution": _windows(**CONVOLUTION),
+    "windows + gate and norm": _windows(**GATE),
+    "windows + q, k norm": _windows(qk_norm=True),
+    "windows + rotary, convolution, gate, norm": _windows(position="rotary", **CONVOLUTION, **GATE),
+    "growing": _growing(),
+    "growing + rotary": _growing(position="rotary"),
+    "growing + convolution, gate, norm": _growing(**CONVOLUTION, **GATE),
+    "one softmax layer": _hybrid(),
+    "one softmax layer + convolution, gate, norm": _hybrid(**CONVOLUTION, **GATE),
+    "no windows + convolution": Variant("cosformer", "cosformer", {"position": "rotary", **CONVOLUTION}),
+    "softmax + windows": Variant(
+        "softmax", "softmax", {"position": "rotary", "attention_parameters": parameters(NARROW)}
+    ),
+    "softmax + convolution, gate, norm": Variant(
+        "softmax", "softmax", {"position": "rotary", **CONVOLUTION, **GATE}
+    ),
+    "local, blocks of 128": Variant(
+        "local", "softmax", {"position": "rotary", "attention_parameters": {"block": 128}}, 1.8
+    ),
+    "relu, rotary": Variant("relu", "relu", {"position": "rotary"}, 1.8),
+    "relu + windows": Variant(
+        "relu", "relu", {"position": "none", "attention_parameters": parameters(NARROW)}, 1.8
+    ),
+    "linear, rotary": Variant("linear", "linear", {"position": "rotary"}, 1.8),
+}
+# The variant of each family that tries the learning rates.
+TRIED = {
+    "softmax": "softmax, rotary",
+    "cosformer": "cosformer, rotary",
+    "windows": "windows",
+    "relu": "relu, rotary",
+    "linear": "linear, rotary",
+}
+# What the library recommends: the variant that stands as "ours" in the tables of the paper.
+OURS = "windows + rotary, convolution, gate, norm"
+FINALISTS = ("softmax, rotary", OURS, "windows", "growing", "one softmax layer", "cosformer, rotary")
+BASELINES = ("softmax, rotary", "linear, rotary", "relu, rotary", "cosformer, rotary", OURS)
+
+
+def _entry(name: str, column: str, steps: int, length: int = 1024, **more: Any) -> Entry:
+    variant = VARIANTS[name]
+    model = {
+        "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "intermediate_size": 4 * WIDTH, "position": "none", "dropout": 0.0, **variant.model,
+    }  # fmt: skip
+    overrides = {
+        "task_settings": {"length": length, "held_out": 1_000_000}, "model": model,
+        "steps": steps, "batch": TOKENS // length, "warmup": steps // 12, "schedule": "cosine", "end": 0.1,
+        "weight_decay": 0.1, "beta2": 0.98, "clip": 1.0, "eval_every": -(-steps // 4), "precision": "bf16",
+        "save_every": -(-steps // 4), "eval_batch": TOKENS // length, **more.pop("overrides", {}),
+    }  # fmt: skip
+    dearer = variant.slower * (1.8 if length > 1024 and "softmax" in variant.attention else 1.0)
+    seconds = 15 + steps * TOKENS / 1.6e6 * dearer
+    load = 0.9 / variant.slower
+    return Entry(
+        PLAN, column, name, "enwik8", variant.attention, seconds, 8.0, load, overrides=overrides, **more
+    )
+
+
+def tries(family: str) -> list[Entry]:
+    """The learning rates of a family, with the short budget."""
+    return [
+        _entry(TRIED[family], "short", SHORT, part=f"rate {rate:g}", overrides={"learning_rate": rate})
+        for rate in RATES
+    ]
+
+
+def of(name: str, column: str, steps: int, **more: Any) -> Entry:
+    """A run with the best learning rate of the variant's family."""
+    names = tuple(e.name for e in tries(VARIANTS[name].family))
+    return _entry(name, column, steps, tries=names, **more)
+
+
+def short() -> list[Entry]:
+    """Every variant with the short budget; those that try learning rates have their figure from there."""
+    tried = [entry for family in ("softmax", "windows", "cosformer") for entry in tries(family)]
+    others = [name for name in VARIANTS if name not in TRIED.values()]
+    others.sort(key=lambda name: VARIANTS[name].family != "windows")
+    return [*tried, *(of(name, "short", SHORT) for name in others), *tries("relu")]
+
+
+def long() -> list[Entry]:
+    """Finalists and baselines with 180 million tokens, the finalists with two seeds."""
+    first = {name: of(name, "long", LONG) for name in dict.fromkeys((*FINALISTS, *BASELINES))}
+    return [*first.values(), *(with_seed(first[name], 1) for name in FINALISTS)]
+
+
+def at_8192() -> list[Entry]:
+    """As many tokens in texts of 8,192."""
+    chosen = ("softmax, rotary", OURS, "windows", "one softmax layer", "cosformer, rotary")
+    return [of(name, "long, T = 8,192", LONG, length=8192) for name in chosen]
+
+
+def baselines() -> list[Entry]:
+    """The rows of the paper's Table 2, with their tries."""
+    tried = [e for family in ("softmax", "cosformer", "linear", "relu", "windows") for e in tries(family)]
+    return [*tried, *(of(name, "long", LONG) for name in BASELINES)]

@@ -1,0 +1,141 @@
+"""What a plan of runs is made of: entries, the learning rates they wait for, and what they need to exist.
+
+A plan is data: a list of `Entry`, each a complete run of a recipe with its place in a table. The runs of the
+paper's tables are in evidence_plan.py, those of the study of the models in ablation_plan.py.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cosformer import attention as mechanisms
+from cosformer.models import CosformerConfig
+from cosformer.report.places import cost
+from cosformer.training import Run, recipes
+from cosformer.training.run import digest
+
+Record = dict[str, Any]
+Records = Mapping[str, Record]
+
+# Where the tasks find their data under COSFORMER_DATA; the others are generated.
+FILES = {
+    "enwik8": ["enwik8/enwik8.xz"],
+    "wikitext2": [f"wikitext-2/wiki.{split}.tokens.xz" for split in ("train", "valid", "test")],
+    "image": [
+        f"cifar10/gray_{part}.png" for part in ("train1", "train2", "train3", "train4", "train5", "test")
+    ]
+    + ["cifar10/labels.json"],
+    "text": ["imdb/labeled.jsonl.xz"],
+    "citations": ["citations/citations.tsv.xz", "citations/papers.jsonl.xz"],
+}
+
+
+class NotYet(Exception):
+    """A run that cannot be made now; the sentence says what it waits for."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A complete run and its place in a table.
+
+    Args:
+        plan, column, row: the table, and where in it the figure belongs.
+        recipe, scale, attention, overrides: as `cosformer.training.recipes.build` takes them.
+        seconds: that it takes alone on an H200, all included.
+        memory: GiB of the GPU.
+        load: the share of the GPU that it keeps busy when it is alone.
+        part: what else tells it from other entries of the same place: a learning rate that is tried, a seed.
+        tries: names of entries; it takes the learning rate of the one that was best on validation.
+    """
+
+    plan: str
+    column: str
+    row: str
+    recipe: str
+    attention: str | list[str]
+    seconds: float
+    memory: float = 8.0
+    load: float = 0.6
+    scale: str = "small"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    part: str = ""
+    tries: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of all plans only this entry has it; records are found by it."""
+        return "/".join(word for word in (self.plan, self.column, self.row, self.part) if word)
+
+    def place(self) -> dict[str, str]:
+        """What its record says beside the run's own figures."""
+        return {name: getattr(self, name) for name in ("plan", "column", "row", "part", "name")}
+
+
+def build(entry: Entry, records: Records, failed: Collection[str] = ()) -> Run:
+    """The run of an entry; `NotYet` where it needs something that the library has not got, or records that
+    are still to be made. A learning rate that failed was tried, too."""
+    wanted = dict(entry.overrides)
+    lacking = missing(entry.attention, wanted.get("model", {}))
+    if lacking:
+        raise NotYet(f"not available yet: {', '.join(lacking)}")
+    if entry.tries:
+        tried = [records[name] for name in entry.tries if name in records]
+        left = [name for name in entry.tries if name not in records and name not in failed]
+        if left or not tried:
+            raise NotYet(f"waits for {len(left)} of {len(entry.tries)} learning rates: {entry.tries[0]}, ...")
+        best = min(tried, key=cost)
+        wanted["learning_rate"] = best["settings"]["learning_rate"]
+    return recipes.build(entry.recipe, scale=entry.scale, attention=entry.attention, **wanted)
+
+
+def missing(attention: str | list[str], model: Mapping[str, Any]) -> list[str]:
+    """What the models cannot do yet of what is asked of them: fields, parameters of mechanisms, lists."""
+    found = [f"field {name}" for name in model if name not in CosformerConfig.__dataclass_fields__]
+    names = [attention] if isinstance(attention, str) else attention
+    given = model.get("attention_parameters") or {}
+    lists = not isinstance(attention, str) or isinstance(given, list)
+    if lists and not _takes_lists():
+        found.append("an attention for each layer")
+    of_layers = given if isinstance(given, list) else [given] * len(names)
+    if len(names) == 1:
+        names = names * len(of_layers)
+    for name, parameters in zip(names, of_layers, strict=True):
+        if name not in mechanisms.names():
+            found.append(f"attention {name}")
+            continue
+        found += [f"{key} of {name}" for key in parameters or {} if key not in mechanisms.parameters(name)]
+    return list(dict.fromkeys(found))
+
+
+@functools.cache
+def _takes_lists() -> bool:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    try:
+        CosformerConfig(**sizes, attention=["cosformer", "softmax"], attention_parameters=[{}, {}])
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def by_name(records: Iterable[Record]) -> dict[str, Record]:
+    """The newest record of each entry."""
+    dated = sorted(records, key=lambda r: r["date"])
+    return {r["experiment"]["name"]: r for r in dated if "experiment" in r}
+
+
+def is_done(entry: Entry, run: Run, records: Records) -> bool:
+    """Whether there is a record of just this run; one with other settings is of another."""
+    found = records.get(entry.name)
+    return found is not None and found["experiment"]["digest"] == digest(run)
+
+
+def files_of(entries: Iterable[Entry]) -> list[str]:
+    """The data files that some entries read, each once."""
+    return list(dict.fromkeys(name for e in entries for name in FILES.get(e.recipe, [])))
+
+
+def with_seed(entry: Entry, seed: int) -> Entry:
+    part = ", ".join(word for word in (entry.part, f"seed {seed}") if word)
+    return dataclasses.replace(entry, part=part, overrides={**entry.overrides, "seed": seed})

@@ -1,0 +1,279 @@
+"""Fills a stretch of GPU time with the runs of a plan: several side by side, none of them in vain.
+
+The next entries without a record are given to worker processes. A run that cannot end before the deadline is
+started only where nothing else is left, for it can be resumed if its folder is still there next time. Before
+the deadline all that still train are asked to stop, and leave a checkpoint.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done
+from benchmarks.slot import Slot, spawn
+from cosformer.training import Run, checkpoint, files
+from cosformer.training.run import digest
+
+
+@dataclass
+class Scheduler:
+    """
+    Args:
+        entries: in the order of their importance.
+        folder: where unfinished runs, and the records of finished ones, stay from one call to the next.
+        out: where records and the log of this call go.
+        known, known_failures: records made before, of other machines too, and reasons by name.
+        jobs: runs side by side.
+        memory: GiB that they may take together.
+        deadline: on the clock of time.monotonic().
+        grace: seconds before it, for checkpoints of all that still train. With no more than as many left
+            until then, nothing is begun that cannot end.
+        resume_later: whether unfinished runs may be worth something: the folder will still be there.
+        retry: try again what has failed.
+    """
+
+    entries: list[Entry]
+    folder: Path
+    out: Path
+    known: list[Record]
+    jobs: int
+    memory: float
+    deadline: float
+    grace: float = 25.0
+    resume_later: bool = True
+    retry: bool = False
+    known_failures: Mapping[str, Record] = field(default_factory=dict)
+    records: dict[str, Record] = field(default_factory=dict)
+    finished: list[str] = field(default_factory=list)
+    state: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        self.slots: list[Slot] = []
+        self.preparer: Slot | None = None
+        self.prepared: dict[str, str | None] = {}  # by task and settings: None, or why there is no data
+        self.factors: list[float] = []
+        self.stopping = False
+        self.kept, self.given = self.folder / "records.jsonl", self.out / "records.jsonl"
+        self.failures = self.folder / "failures.json"
+        self.records = by_name([*self.known, *files.lines(self.kept)])
+        own = files.read_json(self.failures) if self.failures.is_file() else {}
+        self.failed: dict[str, Record] = {} if self.retry else {**self.known_failures, **own}
+
+    def work(self) -> None:
+        """Until the deadline, or until nothing is left to do."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        for record in files.lines(self.kept):  # of earlier calls, whose output may have been lost
+            files.append_once(self.given, record, "id")
+        before = {n: signal.signal(n, self._asked) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self._warm_up()
+            while not self.stopping and self._left() > 0:
+                self._start()
+                busy = [slot for slot in [*self.slots, self.preparer] if slot is not None and slot.busy]
+                if not busy:
+                    break
+                self._listen(busy, max(0.0, min(1.0, self._left())))
+            self._stop()
+        finally:
+            for slot in [*self.slots, self.preparer]:
+                if slot is not None:
+                    slot.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _left(self) -> float:
+        """Seconds until all are asked to stop."""
+        return self.deadline - self.grace - time.monotonic()
+
+    def _warm_up(self) -> None:
+        """Starts the workers, which import and set up what they need while the data are prepared."""
+        for _ in range(min(self.jobs, len(self.look()))):
+            self.slots.append(self._worker(trains=True))
+
+    def _asked(self, number: int, frame: Any) -> None:
+        self.stopping = True
+
+    def look(self) -> list[tuple[Entry, Run]]:
+        """The entries that could be started, in their order; `state` says in words why the others cannot."""
+        ready = []
+        for entry in self.entries:
+            if any(slot.entry is entry for slot in self.slots):
+                self.state[entry.name] = "runs"
+                continue
+            try:
+                run = build(entry, self.records, self.failed)
+            except NotYet as reason:
+                self.state[entry.name] = str(reason)
+                continue
+            lacking = self.prepared.get(_data_key(run))
+            if is_done(entry, run, self.records):
+                self.state[entry.name] = "recorded"
+            elif lacking is not None:
+                self.state[entry.name] = f"no data: {lacking}"
+            elif self._has_failed(entry, run):
+                self.state[entry.name] = f"failed: {self.failed[entry.name]['reason']}"
+            else:
+                done = self._share(entry, run)
+                self.state[entry.name] = f"cut off at {done:.0%}" if done else "to be run"
+                ready.append((entry, run))
+        return ready
+
+    def _has_failed(self, entry: Entry, run: Run) -> bool:
+        return self.failed.get(entry.name, {}).get("digest") == digest(run)
+
+    def path(self, entry: Entry, run: Run) -> Path:
+        """The folder of an entry's run: other settings, another folder."""
+        words = re.sub(r"[^A-Za-z0-9]+", "-", entry.name).strip("-")
+        return self.folder / f"{words}-{digest(run)[:8]}"
+
+    def _share(self, entry: Entry, run: Run) -> float:
+        """Of a run that an earlier call has left unfinished: how much of it is done."""
+        return max(checkpoint.steps(self.path(entry, run)), default=0) / run.steps
+
+    def _start(self) -> None:
+        """Whatever can be started now."""
+        while not self.stopping:
+            idle = next((slot for slot in self.slots if not slot.busy), None)
+            if idle is None and len(self.slots) >= self.jobs:
+                return
+            chosen = self._choose()
+            if chosen is None:
+                return
+            if idle is None:
+                idle = self._worker(trains=True)
+                self.slots.append(idle)
+            entry, run, planned = chosen
+            self._say(f"begins: {entry.name}, about {planned * self._factor():.0f} s")
+            idle.entry, idle.began, idle.planned = entry, time.monotonic(), planned
+            idle.connection.send(
+                {
+                    "kind": "train", "doing": entry.name, "run": run.to_dict(),
+                    "folder": str(self.path(entry, run)), "records": [str(self.kept), str(self.given)],
+                    "experiment": {
+                        **entry.place(), "digest": digest(run), "tries": list(entry.tries), "jobs": self.jobs,
+                    },
+                }
+            )  # fmt: skip
+
+    def _choose(self) -> tuple[Entry, Run, float] | None:
+        """The first entry that can end in time; else, where that is worth something, the first one. With its
+        run, and the seconds that the plan gives it in this company."""
+        running = [slot.entry for slot in self.slots if slot.entry is not None]
+        free = self.memory - sum(e.memory for e in running)
+        late = None
+        for entry, run in self.look():
+            if entry.memory > free and running:
+                continue
+            if not self._has_data(run):
+                continue
+            crowd = max(1.0, entry.load + sum(e.load for e in running))
+            planned = entry.seconds * (1 - self._share(entry, run)) * crowd
+            if planned * self._factor() <= self._left():
+                return entry, run, planned
+            late = late or (entry, run, planned)
+        return late if self.resume_later and self._left() > self.grace else None
+
+    def _factor(self) -> float:
+        """How much longer than planned the last runs have taken."""
+        return median(self.factors[-5:]) if self.factors else 1.0
+
+    def _has_data(self, run: Run) -> bool:
+        """Whether the data of a run's task lies ready; if not, it is made by a process of its own, while
+        others train."""
+        key = _data_key(run)
+        if key in self.prepared:
+            return True
+        if self.preparer is None:
+            self.preparer = self._worker(trains=False)
+        if not self.preparer.busy:
+            self._say(f"prepares the data of {run.task}")
+            self.preparer.task, self.preparer.began = key, time.monotonic()
+            self.preparer.connection.send(
+                {"kind": "prepare", "doing": run.task, "task": run.task, "settings": run.task_settings}
+            )
+        return False
+
+    def _worker(self, *, trains: bool) -> Slot:
+        threads = max(1, (os.cpu_count() or 1) // (self.jobs + 1))
+        return spawn(self.out / "log.txt", threads, trains=trains)
+
+    def _listen(self, busy: list[Slot], seconds: float) -> None:
+        """Takes in what workers answer within a time; one that is gone without an answer has failed."""
+        answered = wait([slot.connection for slot in busy], seconds)
+        for slot in busy:
+            if slot.connection in answered:
+                try:
+                    outcome = slot.connection.recv()
+                except (EOFError, ConnectionResetError):
+                    slot.process.join(5)
+                    how = "stopped" if self.stopping else "failed"
+                    outcome = {"outcome": how, "reason": f"the process ended with {slot.process.exitcode}"}
+                    self._forget(slot)
+                self._note(slot, outcome)
+
+    def _forget(self, slot: Slot) -> None:
+        slot.kill()
+        if slot is self.preparer:
+            self.preparer = None
+        else:
+            self.slots.remove(slot)
+
+    def _note(self, slot: Slot, outcome: dict[str, Any]) -> None:
+        took, how = time.monotonic() - slot.began, outcome["outcome"]
+        if slot.task is not None:
+            self.prepared[slot.task] = None if how == "finished" else outcome["reason"]
+            self._say(f"data of {json.loads(slot.task)[0]}: {outcome.get('reason', f'ready, {took:.0f} s')}")
+            slot.task = None
+            return
+        entry, slot.entry = slot.entry, None
+        assert entry is not None
+        if how == "finished":
+            record = outcome["record"]
+            self.records[entry.name] = record
+            self.finished.append(entry.name)
+            self.factors.append(took / slot.planned)
+            metric = record["metric"]
+            score = f"{metric['name']} {metric['valid'][metric['name']]:.4f} (valid)"
+            self._say(f"ends:   {entry.name}, {score}, {took:.0f} s")
+        elif how == "failed":
+            run = build(entry, self.records, self.failed)
+            self.failed[entry.name] = {"digest": digest(run), "reason": outcome["reason"]}
+            for path in (self.failures, self.out / self.failures.name):
+                files.write_json(path, self.failed)
+            self._say(f"FAILED: {entry.name}: {outcome['reason']}")
+            if slot in self.slots:
+                self._forget(slot)  # an error of the GPU stays with its process
+        else:
+            self._say(f"is cut off: {entry.name}, after {took:.0f} s")
+
+    def _stop(self) -> None:
+        """Asks all that train to stop, and waits until shortly before the deadline."""
+        self.stopping = True
+        end = max(self.deadline - 3, time.monotonic() + 2) if self._cut() else 0
+        while (busy := [slot for slot in self.slots if slot.busy]) and time.monotonic() < end:
+            self._listen(busy, max(0.0, min(1.0, end - time.monotonic())))
+
+    def _cut(self) -> bool:
+        busy = [slot for slot in self.slots if slot.busy]
+        for slot in busy:
+            slot.process.terminate()
+        # Asked to stop long before the deadline, nobody needs longer than the grace.
+        self.deadline = min(self.deadline, time.monotonic() + self.grace)
+        return bool(busy)
+
+    def _say(self, words: str) -> None:
+        print(f"{time.monotonic() - self.began:6.0f} s  {words}", file=sys.stderr, flush=True)
+
+
+def _data_key(run: Run) -> str:
+    return json.dumps([run.task, run.task_settings], sort_keys=True)

@@ -1,0 +1,267 @@
+"""Plans of runs: what they wait for, what they need, and a scheduler that is stopped, fails and goes on."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import ablation, enwik8_plan, evidence_plan, time_slice, worker
+from benchmarks.plan import Entry, NotYet, build, by_name, files_of, is_done, missing, with_seed
+from benchmarks.scheduler import Scheduler
+from cosformer import tasks
+from cosformer.training import curve
+from cosformer.training.model import HEADS, configuration
+from cosformer.training.run import digest
+from tests.benchmarks import stubborn, tiny_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL = {**evidence_plan.PLANS, **ablation.PLANS}
+
+
+def arguments(folder, plan, *options):
+    own = {"--plan": plan, "--jobs": "2", "--folder": folder, "--out": folder / "out"}
+    return [*(str(x) for pair in own.items() for x in pair), "--results", str(folder / "results"), *options]
+
+
+def begun(folder, plan):
+    """The command in a process of its own, with no data and a cache of its own."""
+    environment = {**os.environ, "COSFORMER_DATA": str(folder / "nothing"), "COSFORMER_CACHE": str(folder)}
+    command = [sys.executable, "-m", "tests.benchmarks.tiny_plan", *arguments(folder, plan)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=pipe, stderr=pipe)
+
+
+def called(folder, plan):
+    process = begun(folder, plan)
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return said, errors
+
+
+def here(folder, capsys, *options):
+    """What the command says where nothing is to be trained."""
+    time_slice.main("tiny_plan", "Tiny runs.", tiny_plan.PLANS, arguments(folder, *options))
+    return capsys.readouterr().out
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "out" / "records.jsonl").read_text().splitlines()]
+
+
+def test_a_plan_that_is_stopped_goes_on_where_it_was(tmp_path, capsys):
+    first = begun(tmp_path, "cut")
+    for line in first.stderr:
+        if "ends:   tiny/mqar/low" in line:
+            first.send_signal(signal.SIGTERM)
+            break
+    said, errors = first.communicate()
+    assert first.returncode == 0, errors
+    assert "is cut off: tiny/mqar/long" in errors
+    assert "tiny/mqar/long: cut off at" in said
+    (folder,) = tmp_path.glob("tiny-mqar-long-*")
+    (step,) = (int(p.name.rpartition("-")[2]) for p in folder.glob("checkpoint-*"))
+    assert 0 < step < 500
+    identity = json.loads((folder / "run.json").read_text())["id"]
+    assert "tiny/mqar/low" in [r["experiment"]["name"] for r in records(tmp_path)]
+
+    said, errors = called(tmp_path, "cut")
+    assert "begins: tiny/mqar/low" not in errors, "it has a record"
+    made = {r["experiment"]["name"]: r for r in records(tmp_path)}
+    assert set(made) == {"tiny/mqar/long", "tiny/mqar/low", "tiny/mqar/high"}
+    assert made["tiny/mqar/long"]["id"] == identity
+    assert made["tiny/mqar/long"]["steps"] == 500
+    assert len(made["tiny/mqar/long"]["curve"]["train"]) == 50
+    assert not list(tmp_path.glob("tiny-mqar-*")), "folders of finished runs are removed"
+    # Records of another machine count as well.
+    assert time_slice.collect(tmp_path / "out" / "records.jsonl", tmp_path / "results") == 3
+    assert time_slice.collect(tmp_path / "out" / "records.jsonl", tmp_path / "results") == 0
+    (tmp_path / "records.jsonl").unlink()
+    assert here(tmp_path, capsys, "cut", "--dry-run").count("recorded") == 3
+
+
+def test_what_fails_is_told_and_not_tried_again(tmp_path, capsys):
+    said, errors = called(tmp_path, "failing")
+    assert "FAILED: tiny/mqar/bad: Diverged" in errors
+    for state in (
+        "tiny/mqar/bad: failed: Diverged",
+        "tiny/mqar/future: not available yet: field flux_capacitor",
+        "tiny/enwik8/no data: no data: DataError",
+        "1 runs made, 0 still to be run.",
+    ):
+        assert state in said
+    again = here(tmp_path, capsys, "failing", "--only", "mqar")
+    assert "tiny/mqar/bad: failed: Diverged" in again
+    assert "0 runs made, 0 still to be run." in again
+    retried = here(tmp_path, capsys, "failing", "--dry-run", "--retry").splitlines()
+    assert [line.rpartition("  ")[2] for line in retried if "mqar/bad" in line] == ["to be run"]
+
+
+def test_the_deadline_is_kept(tmp_path, monkeypatch):
+    """Also where a worker does not stop when it is asked to."""
+    monkeypatch.setattr(worker, "serve", stubborn.serve)
+    monkeypatch.setattr(Scheduler, "_has_data", lambda self, run: True)
+    began = time.monotonic()
+    plan = Scheduler(tiny_plan.endless(), tmp_path, tmp_path / "out", [], 2, 8.0, began + 6, grace=2.5)
+    plan.work()
+    assert 3 <= time.monotonic() - began <= 7
+    assert not any(slot.process.is_alive() for slot in plan.slots)
+    assert plan.finished == []
+    plan = Scheduler(
+        tiny_plan.endless(), tmp_path, tmp_path / "out", [], 2, 8.0, began + 60, resume_later=False
+    )
+    plan.work()
+    assert time.monotonic() - began <= 10, "nothing is begun that cannot end"
+
+
+def test_names_are_unique_and_settings_whole():
+    """Every run that is available builds its model; what is not says so; a seed makes another run."""
+    for plan in ALL.values():
+        entries = plan()
+        assert len({e.name for e in entries}) == len(entries)
+        assert all(e.seconds <= 20 * 60 for e in entries)
+    entries = {e.name: e for plan in ALL.values() for e in plan()}
+    digests, lacking = {}, []
+    for entry in entries.values():
+        try:
+            run = build(
+                dataclasses.replace(entry, tries=(), overrides={"learning_rate": 1e-3, **entry.overrides}), {}
+            )
+        except NotYet as reason:
+            lacking.append(str(reason))
+            continue
+        digests.setdefault(digest(run), []).append(entry.name)
+        if run.task not in ("wikitext2", "text", "image", "citations"):  # whose sizes are those of files
+            configuration(run, tasks.build(run.task, **run.task_settings))
+    assert all(reason.startswith("not available yet: ") for reason in lacking)
+    assert all(len(names) == 1 for names in digests.values()), digests
+    assert digest(build(with_seed(entries["lra/image/softmax/rate 0.001"], 1), {})) not in digests
+
+
+def test_the_variants_are_of_one_size():
+    """19 million parameters, but for learned positions within a hundredth; windows fit heads and layers."""
+    sizes = {}
+    for name, variant in enwik8_plan.VARIANTS.items():
+        entry = enwik8_plan.of(name, "short", 100)
+        own = entry.overrides["model"]
+        given = own.get("attention_parameters", {})
+        for windows in (
+            p["windows"] for p in (given if isinstance(given, list) else [given]) if "windows" in p
+        ):
+            assert len(windows) == own["num_attention_heads"]
+            assert all(w is None or w <= 256 or w % 64 == 0 for w in windows)
+        if not isinstance(variant.attention, str):
+            assert len(variant.attention) == len(given) == own["num_hidden_layers"]
+        if not missing(variant.attention, own):
+            run = build(
+                dataclasses.replace(entry, tries=(), overrides={**entry.overrides, "learning_rate": 1}), {}
+            )
+            with torch.device("meta"):
+                sizes[name] = HEADS["causal_lm"](configuration(run, tasks.build("enwik8"))).num_parameters()
+    softmax = sizes["softmax, rotary"]
+    assert 18e6 < softmax < 20e6
+    for name, size in sizes.items():
+        assert abs(size / softmax - 1) < (0.03 if "learned" in name else 0.01), name
+
+
+def test_what_the_models_lack_is_named():
+    assert missing("cosformer", {"position": "rotary"}) == []
+    assert missing("cosformer", {"flux": 1, "attention_parameters": {"eps": 1e-6, "warp": 9}}) == [
+        "field flux", "warp of cosformer",
+    ]  # fmt: skip
+    assert "attention astrology" in missing(["cosformer", "astrology"], {"attention_parameters": [{}, {}]})
+
+
+def _record(name, score, rate, **more):
+    metric = {"name": "accuracy", "higher_is_better": True, "valid": {"accuracy": score}}
+    settings = {"learning_rate": rate}
+    return {"experiment": {"name": name, **more}, "metric": metric, "settings": settings, "date": "2026"}
+
+
+def test_a_run_takes_the_best_learning_rate_that_was_tried():
+    low, high, chosen = tiny_plan.three()
+    with pytest.raises(NotYet, match="waits for 2 of 2 learning rates"):
+        build(chosen, {})
+    known = by_name([_record(low.name, 0.5, 1e-3), _record(high.name, 0.4, 3e-3)])
+    assert build(chosen, known).learning_rate == 1e-3
+    known = by_name([*known.values(), {**_record(high.name, 0.6, 3e-3), "date": "2027"}])
+    assert build(chosen, known).learning_rate == 3e-3
+    del known[low.name]
+    with pytest.raises(NotYet, match="waits for 1 of 2"):
+        build(chosen, known)
+    assert build(chosen, known, failed={low.name: {}}).learning_rate == 3e-3
+
+
+def test_a_record_of_other_settings_is_of_another_run():
+    low = tiny_plan.three()[0]
+    run = build(low, {})
+    assert is_done(low, run, by_name([_record(low.name, 0.5, 1e-3, digest=digest(run))]))
+    assert not is_done(
+        low, run.replace(steps=13), by_name([_record(low.name, 0.5, 1e-3, digest=digest(run))])
+    )
+    assert digest(run.replace(workers=3, device="auto")) == digest(run)
+
+
+def test_what_cannot_fit_is_passed_by(tmp_path):
+    """A short run goes before a long one that could not end; and never more than the memory holds."""
+    long, short = (
+        Entry("p", "c", name, "mqar", "cosformer", seconds, memory, scale="tiny")
+        for name, seconds, memory in (("long", 1000, 1.0), ("short", 10, 5.0))
+    )
+    deadline = time.monotonic() + 200
+    plan = Scheduler([long, short], tmp_path, tmp_path / "out", [], 2, 8.0, deadline)
+    plan._has_data = lambda run: True
+    assert plan._choose()[0] is short
+    plan.factors = [1.0, 30.0, 30.0]
+    assert plan._choose()[0] is long, "thirty times as slow as planned, neither can end"
+    plan.factors = []
+    plan.slots = [type("Busy", (), {"entry": dataclasses.replace(short, memory=4.0)})()]
+    assert plan._choose()[0] is long, "5 GiB are no longer there, and it can be resumed"
+    plan.resume_later = False
+    assert plan._choose() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--plan", "thre"], "--plan has no part 'thre': there are three, failing, cut, endless"),
+        (["--jobs", "0"], "--jobs and --minutes must be positive"),
+        (["--collect", "nowhere.jsonl"], "--collect nowhere.jsonl: there is no such file"),
+    ],
+)
+def test_a_mistake_is_one_sentence(options, says, capsys):
+    with pytest.raises(SystemExit) as left:
+        time_slice.main("tiny_plan", "Tiny runs.", tiny_plan.PLANS, options)
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_data_files_are_named(monkeypatch, tmp_path):
+    (tmp_path / "enwik8").mkdir()
+    (tmp_path / "enwik8" / "enwik8.xz").write_bytes(b"x" * 2**20)
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path))
+    entries = evidence_plan.PLANS["lm"]()
+    assert files_of(entries) == ["enwik8/enwik8.xz"]
+    assert "enwik8/enwik8.xz  1.00 MiB" in time_slice.data(entries)
+    assert "labeled.jsonl.xz  not found" in time_slice.data(evidence_plan.PLANS["lra"]())
+
+
+def test_a_curve_has_few_points(tmp_path):
+    lines = []
+    for step in range(1, 241):
+        lines.append({"step": step, "loss": float(step), "epoch": 0.1})
+        if step % 2 == 0:
+            lines.append({"step": step, "event": "speed", "tokens": 10 * step, "seconds": step / 4})
+        if step % 120 == 0:
+            lines.append({"step": step, "event": "valid", "bits": 1 / step})
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = curve.read(tmp_path, "bits", points=10)
+    assert [p[0] for p in made["train"]] == list(range(24, 241, 24))
+    assert made["train"][1] == [48, 480, 12.0, 36.5]  # the mean of 25 to 48
+    assert made["valid"] == [[120, round(1 / 120, 6)], [240, round(1 / 240, 6)]]

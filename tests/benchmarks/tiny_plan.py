@@ -1,0 +1,51 @@
+"""A plan of tiny runs, as the tests of the scheduler run it: python -m tests.benchmarks.tiny_plan."""
+
+from benchmarks import time_slice
+from benchmarks.plan import Entry
+
+RECALL = {"length": 16, "pairs": 2, "vocab_size": 16, "train_rows": 30, "valid_rows": 11, "test_rows": 13}
+MODEL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def _entry(row, *, attention="cosformer", seconds=1.0, tries=(), **overrides):
+    settings = {
+        "task_settings": RECALL, "model": MODEL, "steps": 12, "batch": 8, "learning_rate": 1e-3, "warmup": 2,
+        "eval_every": 6, "save_every": 4, "log_every": 3, "device": "cpu",
+    }  # fmt: skip
+    model = MODEL | overrides.pop("model", {})
+    return Entry(
+        "tiny", "mqar", row, "mqar", attention, seconds, scale="tiny", tries=tries,
+        overrides={**settings, **overrides, "model": model},
+    )  # fmt: skip
+
+
+def three():
+    """Of which the last takes the better learning rate of the first two."""
+    first = [_entry("low"), _entry("high", attention="softmax", learning_rate=3e-3)]
+    return [*first, _entry("chosen", tries=tuple(e.name for e in first))]
+
+
+def failing():
+    """The second one diverges, the third asks for what is not there, the fourth for data that are not."""
+    return [
+        _entry("good"),
+        _entry("bad", learning_rate=1e30, clip=None),
+        _entry("future", model={"flux_capacitor": 4}),
+        Entry("tiny", "enwik8", "no data", "enwik8", "cosformer", 1.0, scale="tiny"),
+    ]
+
+
+def cut():
+    """The first one is still training when the second one ends."""
+    return [_entry("long", steps=500, eval_every=500, save_every=500), _entry("low"), _entry("high", seed=1)]
+
+
+def endless():
+    """Longer than anybody waits."""
+    return [_entry("endless", seconds=1e5, steps=10**6, eval_every=10**6, save_every=10**6)]
+
+
+PLANS = {"three": three, "failing": failing, "cut": cut, "endless": endless}
+
+if __name__ == "__main__":
+    time_slice.main("tiny_plan", "Tiny runs.", PLANS)

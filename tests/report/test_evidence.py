@@ -1,0 +1,112 @@
+"""Tables of planned runs: every figure is a record's, published ones stand apart, holes are named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cosformer.report import evidence, published, records
+from cosformer.report.document import Plot, Table
+from cosformer.report.places import Places
+from cosformer.report.write import report
+
+OURS = "windows + all"
+
+
+def planned(plan, column, row, valid, test, *, part="", seed=0, rate=1e-3, date="2026-01-01", **more):
+    bits = plan == "enwik8"
+    name = "bits_per_character" if bits else "perplexity" if plan == "wikitext2" else "accuracy"
+    metric = {"name": name, "higher_is_better": plan == "lra", "valid": {name: valid}, "test": {name: test}}
+    words = "/".join(w for w in (plan, column, row, part) if w)
+    place = {"plan": plan, "column": column, "row": row, "part": part, "name": words}
+    loss = [[10, 1000, 0.0, 3.0], [20, 2000, 1.0, 2.0], [30, 3000, 2.0, 1.0]]
+    return {
+        "id": f"{words} {seed} {rate}", "task": "enwik8", "mechanism": "cosformer", "scale": "small",
+        "seed": seed, "metric": metric, "experiment": place, "date": date, "parameters": 19_000_000,
+        "tokens_per_s": 2e6, "settings": {"learning_rate": rate, "seed": seed},
+        "curve": {"train": loss, "valid": []}, "hardware": {"gpu": "A GPU"}, **more,
+    }  # fmt: skip
+
+
+def table(section):
+    found = next(b for b in section.blocks if isinstance(b, Table))
+    assert all(len(row) == len(found.header) for row in found.rows)
+    return found, {row[0]: row for row in found.rows}
+
+
+def test_the_arena_has_the_best_rate_on_validation_and_published_figures_apart():
+    runs = [
+        planned("lra", "image", "cosformer", 0.40, 0.41, part="rate 0.001"),
+        planned("lra", "image", "cosformer", 0.45, 0.39, part="rate 0.002", rate=2e-3),
+        planned("lra", "image", "cosformer", 0.43, 0.43, part="rate 0.002, seed 1", rate=2e-3, seed=1),
+        planned("lra", "image", "softmax", 0.30, 0.35, part="rate 0.001"),
+        planned("lra", "image", "softmax", 0.30, 0.36, part="rate 0.001", date="2026-02-01"),
+    ]
+    failures = {"lra/text/linear/rate 0.0005": {"reason": "Diverged: the loss became nan"}}
+    found, rows = table(evidence.arena(Places(runs, failures)))
+    image = found.header.index("Image")
+    assert rows["cosformer"][image : image + 2] == ["41.00 ± 2.00", "43.17"]
+    assert rows["softmax"][image : image + 2] == ["36.00", "42.44"], "the newest record"
+    assert rows["relu"][image : image + 2] == ["not run", "-"]
+    assert rows["linear"][found.header.index("Text")] == "failed"
+    assert rows["cosformer"][found.header.index("average")] == "not run", "not all five were"
+    assert "1 to 2 so far" in found.caption
+    every = [planned("lra", column, "ours", 0.5, share) for column, share in
+             zip(evidence.ARENA.values(), (0.4, 0.5, 0.6, 0.7, 0.8), strict=True)]  # fmt: skip
+    found, rows = table(evidence.arena(Places(every)))
+    assert rows["ours"][found.header.index("average")] == "60.00"
+
+
+@pytest.mark.parametrize("name", sorted(set(published.ARENA_AVERAGES) - {"sinkhorn"}))
+def test_published_averages_are_those_of_their_tasks(name):
+    """A slip of the pen would show. Sinkhorn's was published so."""
+    assert sum(published.ARENA[name]) / 5 == pytest.approx(published.ARENA_AVERAGES[name], abs=0.02)
+
+
+def test_language_models():
+    runs = [
+        planned("enwik8", "long", "softmax, rotary", 1.3, 1.31),
+        planned("enwik8", "long", "softmax, rotary", 1.3, 1.33, part="seed 1", seed=1),
+        planned("enwik8", "long", OURS, 1.2, 1.25, rate=2e-3),
+        planned("wikitext2", "wikitext2", "ours", 90.0, 85.0),
+    ]
+    _, rows = table(evidence.language(Places(runs), OURS))
+    assert rows["softmax"] == [
+        "softmax", "1.3200 ± 0.0100", "1.137", "not run", "19.00", "0.001", "not run", "24.5 / 26.2",
+    ]  # fmt: skip
+    assert rows[f"ours: {OURS}"][1:2] + rows[f"ours: {OURS}"][4:7] == ["1.2500", "19.00", "0.002", "85.00"]
+
+
+def test_the_ablation_shows_every_variant_beside_softmax():
+    runs = [
+        planned("enwik8", "short", "softmax, rotary", 1.7, 1.75, part="rate 0.001"),
+        planned("enwik8", "short", "softmax, rotary", 1.6, 1.65, part="rate 0.002", rate=2e-3),
+        planned("enwik8", "short", "windows", 1.52, 1.55),
+        planned("enwik8", "long", "windows", 1.3, 1.31),
+        planned("enwik8", "long", "softmax, rotary", 1.4, 1.41),
+    ]
+    failures = {"enwik8/short/growing": {"reason": "Diverged"}}
+    section = evidence.ablation(Places(runs, failures), ["softmax, rotary", "growing", "one softmax layer"])
+    _, rows = table(section)
+    assert list(rows) == ["softmax, rotary", "growing", "one softmax layer", "windows"]
+    assert rows["softmax, rotary"][1:7] == ["1.600", "1.000", "1.650", "0.002", "1.400", "1.410"]
+    assert rows["windows"][1:7] == ["1.520", "0.950", "1.550", "0.001", "1.300", "1.310"]
+    assert rows["growing"][1:4] == ["failed", "-", "failed"]
+    assert rows["one softmax layer"][1:4] == ["not run", "-", "not run"]
+    plots = [b for b in section.blocks if isinstance(b, Plot)]
+    assert [[line.name for line in p.lines] for p in plots] == [["softmax, rotary", "windows"]] * 2
+    assert plots[0].lines[0].points[-1] == (3000.0, pytest.approx(1.4427, abs=1e-4))
+
+
+def test_planned_runs_have_tables_of_their_own(tmp_path):
+    """And are not mixed with the others in the report; failures are read from beside them."""
+    runs = [
+        planned("enwik8", "short", "windows", 1.5, 1.6),
+        planned("enwik8", "short", "softmax, rotary", 1, 1),
+    ]
+    (tmp_path / "plan-enwik8.jsonl").write_text("".join(json.dumps(r) + "\n" for r in runs))
+    (tmp_path / records.FAILURES).write_text(json.dumps({"enwik8/short/x": {"reason": "Diverged"}}))
+    titles = [s.title for s in report(tmp_path, Path("nowhere")).sections]
+    assert titles == ["Autoregressive language modelling (Table 2)", "Long Range Arena (Table 4)",
+                      "Ablation (enwik8)"]  # fmt: skip
+    assert evidence.sections([]) == []
