@@ -105,6 +105,7 @@ _APART = {
 _NARROW = {
     ("walk", 2, 64): Blocks(32, 64, 4, 2),
     ("walk", 2, 128): Blocks(64, 32, 4, 1),
+    ("wide", 2, 64): Blocks(32, 64, 4, 1),
     ("absorb", 2, 128): Blocks(32, 64, 4, 2),
     ("apply", 2, 128): Blocks(64, 32, 4, 2),
 }
