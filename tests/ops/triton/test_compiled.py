@@ -114,6 +114,7 @@ def record(dim, windows, causal, length, batch=1, packed=False, dtype=torch.bflo
     windowed.decode(*token, *(empty(batch, table.places, dim) for _ in range(2)), table, None, 1e-6)
     return list(launches)
 """
+WINDOWS_SPILLED = {80: 704, 86: 704, 89: 704, 90: 384}  # without Hopper's products operands lie in registers
 COMPILE_WINDOWS = (
     WINDOWS
     + """
@@ -135,7 +136,7 @@ def test_windows_on_every_chip(capability, dim):
     for line in lines:
         *_, stack, shared = line.split()
         assert int(shared) <= SHARED[capability] * 1024, line
-        assert int(stack) <= 384, line
+        assert int(stack) <= WINDOWS_SPILLED[capability], line
 
 
 WINDOW_LENGTHS = (

@@ -106,6 +106,7 @@ _SMALL_SMEM = {
     ("chunk_attention", 2, 128): BlockConfig(64, 32, 4, 1),
     ("chunk_state", 2, 128): BlockConfig(32, 64, 4, 2),
     ("state_apply", 2, 128): BlockConfig(64, 32, 4, 2),
+    ("wide", 2, 64): BlockConfig(32, 64, 4, 1),
 }
 
 
