@@ -37,4 +37,9 @@ def most_concentrated(weights: Tensor) -> tuple[int, Tensor]:
     share = weights / weights.sum(-1, keepdim=True).clamp_min(1e-9)
     entropy = -(share * share.clamp_min(1e-9).log()).sum((-2, -1))
     head = int(entropy.argmin())
-    return head, weights[head] / weights[head].amax(-1, keepdim=True).clamp_min(1e-9)
+    return head, over_largest(weights[head])
+
+
+def over_largest(weights: Tensor) -> Tensor:
+    """Each row over its largest weight."""
+    return weights / weights.amax(-1, keepdim=True).clamp_min(1e-9)

@@ -36,7 +36,7 @@ LENGTH_PLOTS = (
     ),
     (
         "cache", "cache_bytes", "cache", "bytes", "What is carried on",
-        "cosFormer's state has one size; keys and values are kept for every token.",
+        "cosFormer's state has one size; softmax keeps keys and values of every token.",
     ),
 )  # fmt: skip
 
@@ -78,8 +78,9 @@ def document(record: Record) -> Document:
     steps, tokens = learned["steps"], learned["tokens"]
     lead = (
         f"A language model over bytes, {settings['layers']} layers of width {settings['hidden_size']}, "
-        "trained twice side by side on Python's own standard library: with cosFormer attention and with "
-        f"softmax, all else equal. {steps:,} steps, {tokens:,} characters each."
+        "trained twice side by side on Python's own standard library: with cosFormer attention, a window for "
+        "every head, and with softmax and rotary positions, all else equal and with as many parameters. "
+        f"{steps:,} steps, {tokens:,} characters each."
     )
     machine = record["machine"]
     versions = f"torch {machine['torch']}, cosformer {machine['cosformer']}"
@@ -104,8 +105,9 @@ def _remark(record: Record) -> str:
     who = "softmax is ahead" if theirs < ours else "cosFormer is ahead"
     quality = "both learn equally well" if gap < 0.005 else f"{who} by {gap:.2f} bits"
     return (
-        f"After so few steps, {quality}. Short texts cost both about the same; what is won is on long ones, "
-        "where the cost of softmax grows with the square of the length and its cache with the length."
+        f"After so few steps, {quality}. Short texts cost both about the same; on long ones the cost of "
+        "softmax grows with the square of the length and its cache with the length. The cosFormer reads on "
+        "for ever: what it carries is the last keys and values of each head's window."
     )
 
 
@@ -175,17 +177,23 @@ def _lengths(record: Record) -> list[Plot]:
     ]
 
 
+def _head(layer: Record) -> str:
+    head = f"head {layer['head'] + 1}"
+    return f"{head}, window {layer['window']}" if "window" in layer else head
+
+
 def _maps(record: Record) -> Maps:
     maps = record["maps"]
     return Maps(
         "Attention on the same text",
         [
-            Map(f"{title}, layer {i + 1}, head {layer['head'] + 1}", layer["weights"], colour_of(name))
+            Map(f"{title}, layer {i + 1}, {_head(layer)}", layer["weights"], colour_of(name))
             for name, title in MECHANISMS.items()
             for i, layer in enumerate(maps[name])
         ],
         f"Rows are characters that look, columns those looked at ({len(maps['text'])} of the held-out text), "
-        "each row over its largest weight; of each layer the head that concentrates most.",
+        "each row over its largest weight. A cosFormer's head sees no further than its window; of softmax, "
+        "the head of each layer that looks at the fewest characters.",
     )
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cosformer import tasks
 from cosformer.demo import measure, page, training
-from cosformer.demo.maps import attention_maps, most_concentrated
+from cosformer.demo.maps import attention_maps, most_concentrated, over_largest
 from cosformer.demo.settings import MECHANISMS, Settings
 from cosformer.demo.training import RESULTS, RUNS
 from cosformer.report.files import replace
@@ -92,7 +93,7 @@ class Demo:
             # Beside each other and with a tokenizer, so that `cosformer generate` finds them.
             model = self._from(found["models"][name]["best"])
             model.save_pretrained(self.folder / name)
-            byte_tokenizer(max_length=self.settings.horizon).save_pretrained(self.folder / name)
+            byte_tokenizer(max_length=self.settings.longest).save_pretrained(self.folder / name)
         return found
 
     def _from(self, name: str) -> Any:
@@ -109,10 +110,7 @@ class Demo:
         found = {}
         for name, costs in zip(MECHANISMS, measured, strict=True):
             config = self._from(name).config
-            numbers = config.build_attention().state_size(
-                self.settings.far, num_kv_heads=config.num_key_value_heads, head_dim=config.head_dim
-            )
-            found[name] = costs | {"far_cache_bytes": 4 * numbers * config.num_hidden_layers}
+            found[name] = costs | {"far_cache_bytes": 4 * config.state_size(self.settings.far)}
         return found
 
     def _maps(self) -> dict[str, Any]:
@@ -120,11 +118,21 @@ class Demo:
         ids = text[len(text) // 3]["input_ids"][None]
         found: dict[str, Any] = {"text": bytes(ids[0].tolist()).decode(errors="replace")}
         for name in MECHANISMS:
-            layers = [most_concentrated(w) for w in attention_maps(self._from(name), ids)]
-            found[name] = [
-                {"head": h, "weights": [[round(x, 3) for x in row] for row in w.tolist()]} for h, w in layers
-            ]
+            model = self._from(name)
+            found[name] = [self._map(model, i, w) for i, w in enumerate(attention_maps(model, ids))]
         return found
+
+    def _map(self, model: Any, layer: int, weights: Tensor) -> dict[str, Any]:
+        """One head of a layer: of the cosFormer further heads in deeper layers, so that their windows show;
+        of softmax the one that looks at the fewest tokens."""
+        found: dict[str, Any] = {}
+        if model.config.attention_names[layer] == "cosformer":
+            head = min(layer, len(weights) - 1)
+            found["window"] = self.settings.windows[layer][head]
+            chosen = over_largest(weights[head])
+        else:
+            head, chosen = most_concentrated(weights)
+        return found | {"head": head, "weights": [[round(x, 3) for x in row] for row in chosen.tolist()]}
 
     def _samples(self) -> dict[str, Any]:
         from cosformer.models import byte_tokenizer

@@ -12,9 +12,17 @@ class Settings:
     hidden_size: int = 128
     layers: int = 4
     heads: int = 4
+    windows: tuple[tuple[int, ...], ...] = (
+        (2, 4, 8, 16),
+        (4, 8, 32, 64),
+        (8, 32, 128, 512),
+        (16, 64, 512, 512),
+    )
+    """Of the heads of each layer of the cosFormer: near ones first, far ones last."""
     length: int = 512
     batch: int = 4
-    horizon: int = 65536
+    longest: int = 65536
+    """Positions that softmax is made for; the cosFormer has no end."""
     learning_rate: float = 3e-3
     steps: int = 800
     """At most; fewer where the machine would need longer than `seconds` for them."""
@@ -36,9 +44,10 @@ TINY = Settings(
     hidden_size=32,
     layers=2,
     heads=2,
+    windows=((2, 4), (8, 64)),
     length=64,
     batch=2,
-    horizon=4096,
+    longest=4096,
     steps=10,
     held_out=1024,
     lengths=(64, 128, 256),

@@ -20,6 +20,15 @@ TRIALS = 3
 RUNS, RESULTS = "runs", "results.jsonl"
 
 
+def attention_of(settings: Settings, mechanism: str) -> dict[str, Any]:
+    """What of the model is the mechanism's own: windows tell a cosFormer's heads where to look, and rotary
+    positions softmax's. Neither has parameters."""
+    if mechanism == "softmax":
+        return {"position": "rotary"}
+    of_layers = [{"windows": list(windows)} for windows in settings.windows]
+    return {"position": "none", "attention_parameters": of_layers}
+
+
 def run_of(settings: Settings, mechanism: str, steps: int) -> Run:
     """The same for both mechanisms but for the attention."""
     return Run(
@@ -30,8 +39,8 @@ def run_of(settings: Settings, mechanism: str, steps: int) -> Run:
             "hidden_size": settings.hidden_size,
             "num_hidden_layers": settings.layers,
             "num_attention_heads": settings.heads,
-            "max_position_embeddings": settings.horizon,
-            "position": "rotary",
+            "max_position_embeddings": settings.longest,
+            **attention_of(settings, mechanism),
             "initializer_range": 0.06,  # larger than usual: so few steps cannot make up for a slow start
         },
         steps=steps,
