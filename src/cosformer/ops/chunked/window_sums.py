@@ -22,7 +22,6 @@ from cosformer.ops.windows import CHUNK, NARROW
 
 STEP = 2**19  # numbers in the squares of a step: they stay in the cache of a CPU
 LARGE_STEP = 2**24  # where each call starts a kernel
-STATES = 2**22  # numbers in the states of a block, for some rows of the batch at a time
 
 
 def windowed_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
@@ -91,29 +90,28 @@ def _laid_out(x: Tensor, before: int, n: int, length: int, more: int) -> Tensor:
 
 
 def _wide_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
-    n, rows, features = a.shape
+    rows = a.shape[1]
     first, skip = divmod(offset, CHUNK)  # the chunk of columns that stands where the first row does
     a, b, c = _chunks(a, skip), _chunks(b, 0), _chunks(c, 0)
-    y = a.new_zeros((*a.shape[:3], c.shape[3]))
     # The two chunks at the ends of a window, seen from the row's own: no further than there are columns.
     length = window // CHUNK
-    low = max(-length, min(-1, -(first + a.shape[0]))) if back else 0
-    high = min(length, max(1, b.shape[0] - first)) if ahead else 0
-    at_once = max(1, STATES // (2 * features * c.shape[3] * (high - low)))
-    for r in range(0, n, at_once):
-        a_, b_, c_, y_ = (x[:, r : r + at_once] for x in (a, b, c, y))
-        _add_inside(a_, b_, c_, y_, window, low + 1, high - 1, first)
+    low = max(-length, min(-1, -(first + a.shape[1]))) if back else 0
+    high = min(length, max(1, b.shape[1] - first)) if ahead else 0
+    y = a.new_empty((*a.shape[:3], c.shape[3]))
+    for row in zip(a, b, c, y, strict=True):
+        _inside(*row, window, low + 1, high - 1, first)
         for end in (low, high):
-            _add_square(a_, b_, c_, y_, window, back, ahead, first, end)
-    return y.transpose(0, 1).flatten(1, 2)[:, skip : skip + rows]
+            _add_square(*row, window, back, ahead, first, end)
+    return y.flatten(1, 2)[:, skip : skip + rows]
 
 
 def _chunks(x: Tensor, before: int) -> Tensor:
-    """[N, T, F] as [chunks, N, CHUNK, F], with so many zeros in front."""
+    """[N, T, F] as [N, chunks, CHUNK, F], with so many zeros in front."""
     n, length, features = x.shape
     count = -(-(before + length) // CHUNK)
-    padded = torch.nn.functional.pad(x, (0, 0, before, count * CHUNK - before - length))
-    return padded.view(n, count, CHUNK, features).transpose(0, 1).contiguous()
+    if before or count * CHUNK != length:
+        x = torch.nn.functional.pad(x, (0, 0, before, count * CHUNK - before - length))
+    return x.view(n, count, CHUNK, features)
 
 
 def _add_square(
@@ -122,47 +120,54 @@ def _add_square(
     """Every chunk of rows with the chunk of columns that is `end` chunks further on."""
     start, stop = max(0, -first - end), min(a.shape[0], b.shape[0] - first - end)
     weights = _weights(CHUNK, CHUNK, -CHUNK * end, window, back, ahead, a.dtype, str(a.device))
-    step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (CHUNK * CHUNK * a.shape[1]))
+    step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (CHUNK * CHUNK))
     for t in range(start, stop, step):
         rows = slice(t, min(t + step, stop))
         columns = slice(rows.start + first + end, rows.stop + first + end)
-        p = torch.matmul(a[rows], b[columns].mT).mul_(weights)
-        y[rows] += torch.matmul(p, c[columns])
+        p = torch.bmm(a[rows], b[columns].mT).mul_(weights)
+        y[rows].baddbmm_(p, c[columns])
 
 
-def _add_inside(
-    a: Tensor, b: Tensor, c: Tensor, y: Tensor, window: int, low: int, high: int, first: int
-) -> None:
-    """Every chunk of rows with the summed state of the chunks from `low` to `high` further on."""
-    length, width = high - low + 1, c.shape[3]
+def _inside(a: Tensor, b: Tensor, c: Tensor, y: Tensor, window: int, low: int, high: int, first: int) -> None:
+    """y of every chunk of rows with the summed state of the chunks from `low` to `high` further on."""
+    length, width = high - low + 1, c.shape[2]
     if length == 0:
+        y.zero_()
         return
-    cc = torch.cat([c * phase for phase in _phases(0, c, window)], -1)
+    cc = c.new_empty((*c.shape[:2], 2 * width))
+    for phase, part in zip(_phases(0, c, window), cc.split(width, -1), strict=True):
+        torch.mul(c, phase, out=part)
     states = _block_states(b, cc, first + low, length)
     for r in range(0, a.shape[0], length):
         rows = a[r : r + length]
         following = _block_states(b, cc, first + low + r + length, length)
-        sums = states.flip(0).cumsum_(0).flip(0)
-        sums[1:] += following.cumsum(0)[:-1]
-        z = torch.matmul(rows, sums[: rows.shape[0]])
+        sums = states.unbind(0)
+        for i in reversed(range(length - 1)):
+            sums[i].add_(sums[i + 1])
+        prefix = torch.zeros_like(sums[0])
+        for i in range(1, rows.shape[0]):
+            sums[i].add_(prefix.add_(following[i - 1]))
+        z = torch.bmm(rows, states[: rows.shape[0]])
         cos, sin = _phases(first + r, rows, window)
-        y[r : r + length].addcmul_(z[..., :width], cos).addcmul_(z[..., width:], sin)
+        torch.mul(z[..., :width], cos, out=y[r : r + length]).addcmul_(z[..., width:], sin)
         states = following
 
 
 def _block_states(b: Tensor, cc: Tensor, start: int, length: int) -> Tensor:
-    """sum_j b_j cc_j^T of each of `length` chunks from `start` on [length, N, F, 2 E]; zeros where there is
+    """sum_j b_j cc_j^T of each of `length` chunks from `start` on [length, F, 2 E]; zeros where there is
     none."""
-    states = b.new_zeros((length, b.shape[1], b.shape[3], cc.shape[3]))
     low, high = max(0, start), min(b.shape[0], start + length)
+    if low == start and high == start + length:
+        return torch.bmm(b[low:high].mT, cc[low:high])
+    states = b.new_zeros((length, b.shape[2], cc.shape[2]))
     if low < high:
-        states[low - start : high - start] = torch.matmul(b[low:high].mT, cc[low:high])
+        torch.bmm(b[low:high].mT, cc[low:high], out=states[low - start : high - start])
     return states
 
 
 def _phases(chunk: int, like: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of (pi/2) i/W of the rows [chunks, N, CHUNK, .] from chunk number `chunk` on, each [chunks,
-    1, CHUNK, 1]. The angle's period is 4 W: so it stays small at any position."""
+    """cos and sin of (pi/2) i/W of the rows [chunks, CHUNK, .] from chunk number `chunk` on, each [chunks,
+    CHUNK, 1]. The angle's period is 4 W: so it stays small at any position."""
     at = chunk * CHUNK + torch.arange(like.shape[0] * CHUNK, device=like.device)
-    theta = (at % (4 * window)).double().mul_(math.pi / 2 / window).view(-1, 1, CHUNK, 1)
+    theta = (at % (4 * window)).double().mul_(math.pi / 2 / window).view(-1, CHUNK, 1)
     return theta.cos().to(like.dtype), theta.sin().to(like.dtype)

@@ -1,0 +1,89 @@
+"""A stream of millions of tokens through heads with windows, in pieces of uneven length: does anything drift?
+
+    python -m benchmarks.stream --tokens 10000000 --out benchmarks/reports/stream-cpu.json
+
+The last 1,000 outputs are compared, row by row, with those computed in float64 from the last tokens alone;
+the bytes of the state are counted on the way.
+"""
+
+import argparse
+import datetime
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import machine
+from benchmarks.terminal import Progress
+from cosformer import CosformerState, cosformer_attention
+
+FORMAT = "cosformer stream benchmark 1"
+WINDOWS = (1, 8, 64, 256, 320, 1024)
+DIM, LAST, LONGEST_PIECE = 8, 1000, 60_000
+
+
+def worst_row(found: Tensor, exact: Tensor) -> float:
+    """The largest error of a row, relative to that row and to the typical one together."""
+    rows = exact.norm(dim=-1)
+    error = (found.double() - exact).norm(dim=-1) / (rows + rows.square().mean().sqrt())
+    return float(error.nan_to_num(torch.inf).max())
+
+
+def stream(tokens: int, progress: Progress) -> dict[str, Any]:
+    draw = torch.Generator().manual_seed(0)
+    state = CosformerState.zeros(1, len(WINDOWS), DIM, windows=WINDOWS)
+    sizes, seen, began = {state.nbytes}, 0, time.perf_counter()
+    kept: list[tuple[Tensor, ...]] = []
+    progress.start(tokens)
+    while seen < tokens:
+        n = min(int(torch.randint(1, LONGEST_PIECE, (), generator=draw)), tokens - seen)
+        q, k, v = torch.randn(3, 1, n, len(WINDOWS), DIM, generator=draw).unbind(0)
+        out, state = cosformer_attention(
+            q, k, v, causal=True, windows=WINDOWS, state=state, return_state=True
+        )
+        seen += n
+        sizes.add(state.nbytes)
+        kept.append((q, k, v, out))
+        while sum(x[0].shape[1] for x in kept[1:]) > LAST + max(WINDOWS):
+            kept.pop(0)
+        progress.done = seen
+        progress.step(f"{seen:,} of {tokens:,} tokens")
+    progress.end()
+    seconds = time.perf_counter() - began
+    q, k, v, out = (torch.cat(x, 1)[:, -LAST - max(WINDOWS) :] for x in zip(*kept, strict=True))
+    exact = cosformer_attention(q.double(), k.double(), v.double(), causal=True, windows=WINDOWS)
+    return {
+        "tokens": seen,
+        "windows": WINDOWS,
+        "seconds": seconds,
+        "state_bytes": sorted(sizes),
+        "positions": int(state.positions[0]),
+        "worst_row": worst_row(out[:, -LAST:], exact[:, -LAST:]),
+    }
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--tokens", type=int, default=10_000_000)
+    p.add_argument("--out", type=Path)
+    args = p.parse_args()
+    data = {
+        "format": FORMAT,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hardware": machine.hardware(torch.device("cpu")),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+    } | stream(args.tokens, Progress())
+    if args.out is not None:
+        args.out.write_text(json.dumps(data, indent=1) + "\n")
+    print(
+        f"{data['tokens']:,} tokens in {data['seconds']:.0f} s; state of {data['state_bytes']} bytes; the "
+        f"worst of the last {LAST:,} rows is off by {data['worst_row']:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main()
