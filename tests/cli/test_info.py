@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,7 +67,9 @@ def test_without_triton_and_without_the_models_extra():
 
 
 def test_every_available_backend_is_right():
+    threads = torch.get_num_threads()
     verdicts = check()
+    assert torch.get_num_threads() == threads
     kernels = {"triton"} if not torch.cuda.is_available() else set()  # interpreted: the next test
     assert {v.backend for v in verdicts} == {b.name for b in cosformer.backends() if b.available} - kernels
     for verdict in verdicts:
@@ -78,7 +81,7 @@ def test_every_available_backend_is_right():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the test above runs them all on the GPU")
 def test_interpreted_kernels_are_examined_too(monkeypatch):
-    small = (Case("causal", 9, 9, True),)
+    small = (Case("causal", 9, 9, True), Case("windows", 9, 9, True, windows=(3, None)))
     monkeypatch.setattr(cosformer.check, "CASES", small)
     assert examine("triton", "cpu").passed
 
@@ -89,6 +92,22 @@ def wrong(change):
         return (change(found[0]), found[1]) if isinstance(found, tuple) else change(found)
 
     return attend
+
+
+def with_windows(change):
+    def attend(q, k, v, **how):
+        if how["windows"] is not None:
+            how["windows"] = change(how["windows"])
+        return cosformer_attention(q, k, v, **how)
+
+    return attend
+
+
+def without_past_keys(q, k, v, **how):
+    state = how.get("state")
+    if state is not None and state.keys is not None:
+        how["state"] = replace(state, keys=torch.zeros_like(state.keys))
+    return cosformer_attention(q, k, v, **how)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +125,19 @@ def wrong(change):
         ),
         (lambda q, k, v, **how: cosformer_attention(q, k, v, **how | {"cu_seqlens": None}), "packed"),
         (lambda q, k, v, **how: cosformer_attention(q, k, v, **how | {"state": None}), "cut"),
+        (with_windows(lambda w: None), "windows, causal"),
+        (with_windows(lambda w: (4, *w[1:])), "windows, causal"),
+        (with_windows(lambda w: (w[0], 66, *w[2:])), "windows, causal"),
+        (with_windows(lambda w: (*w[:2], 384, *w[3:])), "windows, causal"),
+        (with_windows(lambda w: (*w[:3], 384)), "windows, causal"),
+        (without_past_keys, "windows, cut"),
     ],
-    ids=["a little off", "no gradients", "NaN", "always causal", "mask ignored", "not packed", "state lost"],
-)
+    ids=[
+        "a little off", "no gradients", "NaN", "always causal", "mask ignored", "not packed", "state lost",
+        "windows ignored", "narrow window too wide", "window too wide", "wide window too wide",
+        "window for a head without", "past keys lost",
+    ],
+)  # fmt: skip
 def test_a_wrong_backend_is_noticed(attend, case, monkeypatch):
     monkeypatch.setattr(cosformer.check, "cosformer_attention", attend)
     verdict = examine("chunked", "cpu")

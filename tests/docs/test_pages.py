@@ -1,5 +1,6 @@
 """What README.md and the documentation show runs as it stands, and what they name exists."""
 
+import json
 import re
 import runpy
 import tomllib
@@ -93,6 +94,63 @@ def test_the_tables_of_runs_are_those_of_the_records():
     for name, drawing in made["figures"]().items():
         assert drawing == (ROOT / "docs" / "figures" / name).read_text(), "run python docs/render_results.py"
     assert text.count("| windows |") == 1
+
+
+def test_the_quality_in_the_readme_is_that_of_the_records():
+    runs = [json.loads(line) for line in (ROOT / "results" / "plan-enwik8.jsonl").read_text().splitlines()]
+    short = [r for r in runs if r["steps"] == 1200 and r["seed"] == 0]
+    rows = {}
+    for name, attention, position, parameters in (
+        ("softmax, rotary positions", "softmax", "rotary", None),
+        ("cosFormer as published (one horizon), rotary positions", "cosformer", "rotary", None),
+        (
+            "cosFormer, windows 2, 4, 8, 16, 64, 128, 512, 1,024, no positions", "cosformer", "none",
+            {"windows": [2, 4, 8, 16, 64, 128, 512, 1024]},
+        ),
+    ):  # fmt: skip
+        model = {"position": position, "attention_parameters": parameters}
+        found = [
+            r["metric"]
+            for r in short
+            if r["settings"]["attention"] == attention
+            and {k: r["settings"]["model"].get(k) for k in model} == model
+        ]
+        best = min(found, key=lambda m: m["valid"]["bits_per_character"])
+        rows[name] = [best[split]["bits_per_character"] for split in ("valid", "test")]
+    text = (ROOT / "README.md").read_text()
+    shown = text.replace("**", "")
+    for name, (valid, test) in rows.items():
+        assert f"| {name} | {valid:.3f} | {test:.3f} |" in shown
+    softmax, _, windows = rows.values()
+    ratios = [w / s for w, s in zip(windows, softmax, strict=True)]
+    assert (
+        f"{ratios[0]:.3f} times the bits of softmax on validation and {ratios[1]:.3f} times on test" in text
+    )
+
+
+def test_the_times_of_windows_are_those_of_the_record():
+    record = json.loads((ROOT / "benchmarks" / "reports" / "windows-cuda-20261116.json").read_text())
+    text = (ROOT / "docs" / "performance.md").read_text()
+    table = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    for row, contender in (
+        ("windows 2, 4,", "windows"), ("the same, `backend", "windows[triton]"),
+        ("all heads W = 1,024", "window 1024"), ("all heads W = 4,096", "window 4096"),
+        ("no windows", "plain"), ("cuDNN", "softmax"), ("Flex", "flex"),
+    ):  # fmt: skip
+        cells = next(line[1:] for line in table if line[0].startswith(f"| {row}"))
+        for cell, (mode, phase) in zip(
+            cells,
+            [(m, p) for m in ("causal", "bidirectional") for p in ("forward", "forward+backward")],
+            strict=True,
+        ):
+            times = [
+                r["median_s"] * 1000
+                for r in record["timings"]
+                if (r["contender"], r["mode"], r["phase"]) == (contender, mode, phase) and "median_s" in r
+            ]
+            shown = cell.strip(" |").split("–")
+            for time, said in zip((min(times), max(times)), shown, strict=True):
+                assert said == f"{time:.{len(said.partition('.')[2])}f}", (row, mode, phase)
 
 
 def test_the_command_is_installed_by_name():

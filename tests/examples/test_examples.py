@@ -11,28 +11,41 @@ ROOT = Path(__file__).parents[2]
 SMALL = {
     "train_a_byte_lm": ["--steps", "2", "--length", "64"],
     "classify_long_documents": ["--steps", "2", "--length", "128"],
-    "stream_a_long_file": ["--tokens", "100000", "--piece", "8192"],
+    "stream_a_long_file": [],
     "swap_attention_in_bert": [],
 }
 SAYS = {
     "train_a_byte_lm": "after 2 steps",
     "classify_long_documents": "% right",
-    "stream_a_long_file": "100,000 tokens read",
+    "stream_a_long_file": "A text has no bound.",
     "swap_attention_in_bert": "BertSelfAttention",
 }
+
+
+def said(path, arguments, folder):
+    """What an example prints."""
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
+                          "COSFORMER_CACHE": str(folder / "cache")},
+        cwd=folder, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_example(path, tmp_path):
     assert len(path.read_text().splitlines()) <= 40
-    done = subprocess.run(
-        [sys.executable, str(path), *SMALL[path.stem]],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1",
-                          "COSFORMER_CACHE": str(tmp_path / "cache")},
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert SAYS[path.stem] in done.stdout
+    assert SAYS[path.stem] in said(path, SMALL[path.stem], tmp_path)
+
+
+def test_a_long_file_is_read_to_its_end_in_constant_memory(tmp_path):
+    (tmp_path / "long.txt").write_bytes(b"To be, or not to be. " * 10000)
+    lines = said(ROOT / "examples" / "stream_a_long_file.py", ["long.txt", "--piece", "7000"], tmp_path)
+    read = [line.split("; ") for line in lines.splitlines()[1:]]
+    assert [line[0].strip() for line in read] == [f"{n:,} bytes read" for n in range(7000, 210001, 7000)]
+    assert len({line[1] for line in read}) == 1
 
 
 def test_all_examples_are_named():

@@ -18,8 +18,8 @@ from cosformer.terminal import plain, seconds, size
 HELP = "versions, devices, backends and why each is or is not available"
 DESCRIPTION = """What this machine has for cosformer: versions, devices, and each backend of the operator,
 with the reason where it cannot be used. --check computes small cases with every available backend, forward
-and backward, and compares them with the paper's equation in float64; it takes a few seconds, and on a GPU
-the first time some more, to compile the kernels."""
+and backward, heads with windows among them, and compares them with the paper's equation in float64; it takes
+a few seconds, and on a GPU the first time some more, to compile the kernels."""
 EXAMPLES = """examples:
   cosformer info
   cosformer info --check          prove each available backend right (exit code 1 if one is wrong)
