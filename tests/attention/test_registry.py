@@ -29,10 +29,10 @@ def test_an_unknown_parameter_lists_the_known_ones(name):
 
 def test_parameters_are_typed():
     found = attention.parameters("cosformer")
-    assert list(found) == ["horizon", "eps", "backend"]
+    assert list(found) == ["horizon", "windows", "eps", "backend", "num_kv_heads"]
     assert found["eps"].annotation is float
     assert found["eps"].default == 1e-6
-    assert attention.parameters("softmax") == {}
+    assert attention.parameters("identity").keys() == {"eps"}
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,33 @@ def test_names_are_unique_and_settings_whole():
     assert digest(build(with_seed(entries["lra/image/softmax/rate 0.001"], 1), {})) not in digests
 
 
+def test_records_are_those_of_the_plan():
+    """What was run is found again: each record belongs to an entry, with just that entry's settings."""
+    entries = {e.name: e for plan in ALL.values() for e in plan()}
+    made = [json.loads(line) for path in (ROOT / "results").glob("plan-*.jsonl") for line in path.open()]
+    assert made
+    for record in made:
+        entry, own = entries[record["experiment"]["name"]], record["settings"]["learning_rate"]
+        assert entry.overrides.get("learning_rate", own) == own
+        run = build(
+            dataclasses.replace(entry, tries=(), overrides={**entry.overrides, "learning_rate": own}), {}
+        )
+        assert is_done(entry, run, {entry.name: record}), entry.name
+
+
+def test_the_controls_differ_in_one_thing():
+    """The same windows under softmax and under ReLU without the cosine, and nothing that is lacking."""
+    ours = enwik8_plan.VARIANTS["windows, all bounded"]
+    for name in enwik8_plan.CONTROLS:
+        control = enwik8_plan.VARIANTS[name]
+        assert missing(control.attention, control.model) == []
+        assert control.model["attention_parameters"] == ours.model["attention_parameters"]
+    assert enwik8_plan.VARIANTS["relu + windows"].model == ours.model
+    names = [e.name for e in enwik8_plan.short()]
+    assert len(names) == len(set(names))
+    assert {e.row for e in enwik8_plan.short()} == set(enwik8_plan.VARIANTS)
+
+
 def test_the_variants_are_of_one_size():
     """19 million parameters, but for learned positions within a hundredth; windows fit heads and layers."""
     sizes = {}

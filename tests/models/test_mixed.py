@@ -141,7 +141,7 @@ def test_a_cache_file_says_what_each_layer_has(tmp_path):
         ({"attention": ["cosformer", "sofmax"]}, "attention must be one of "),
         ({"attention": ["cosformer", 3]}, "attention"),
         ({"attention": ["softmax", "cosformer"], "attention_parameters": {"eps": 1e-3}},
-         "attention 'softmax' has no parameter 'eps'; it takes none."),
+         "attention 'softmax' has no parameter 'eps'; it takes windows, num_kv_heads."),
         ({"attention_parameters": [{"horizon": 9}, None]}, "attention_parameters must not hold horizon"),
         ({"attention": ["cosformer"] * 2, "num_decoder_layers": 3},
          "a list only where both sides of an encoder-decoder have as many layers, but they have 2 and 3"),

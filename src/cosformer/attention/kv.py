@@ -12,7 +12,8 @@ from cosformer.attention.state import RowState
 @dataclass(frozen=True)
 class KeyValueState(RowState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, and which of them are real: mask [B, T],
-    or None while all are.
+    or None while all are. `at` [B, T] is the position of each key where the mechanism has windows, else None:
+    the mask does not tell padding, which has no position, from a hidden key, which has one.
 
     `positions` [B] and `seen` as in `CosformerState`: where the next token of each row stands.
     """
@@ -22,6 +23,7 @@ class KeyValueState(RowState):
     mask: Tensor | None
     positions: Tensor
     seen: int
+    at: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -33,30 +35,33 @@ class KeyValueState(RowState):
             mask = torch.cat(
                 [k.new_ones(k.shape[:2], dtype=torch.bool) if m is None else m for k, m in parts], 1
             )
+        at = self.at
+        if at is not None:
+            new = self.positions[:, None] + torch.arange(keys.shape[1], device=keys.device)
+            at = torch.cat([at, new], 1)
         return KeyValueState(
             _joined(self.keys, keys),
             _joined(self.values, values),
             mask,
             self.positions + keys.shape[1],
             self.seen + keys.shape[1],
+            at,
         )
 
     @classmethod
-    def empty(cls, keys: Tensor, values: Tensor) -> "KeyValueState":
+    def empty(cls, keys: Tensor, values: Tensor, *, windows: bool = False) -> "KeyValueState":
         """Nothing seen yet, for keys and values like these."""
-        batch = keys.shape[0]
-        return cls(
-            keys[:, :0],
-            values[:, :0],
-            None,
-            torch.zeros(batch, dtype=torch.int64, device=keys.device),
-            0,
-        )
+        none = torch.zeros(keys.shape[0], 0, dtype=torch.int64, device=keys.device)
+        return cls(keys[:, :0], values[:, :0], None, none.sum(1), 0, none if windows else None)
 
     def crop(self, length: int) -> "KeyValueState":
         """Only the first `length` columns; exact, since every key is still there."""
-        gone = self.length - length if self.mask is None else self.mask[:, length:].sum(1)
-        positions = self.positions - gone
+        if self.at is not None:
+            # Padding was given positions behind the text's end: what is smallest of all is where that was.
+            positions = torch.cat([self.at[:, length:], self.positions[:, None]], 1).amin(1)
+        else:
+            gone = self.length - length if self.mask is None else self.mask[:, length:].sum(1)
+            positions = self.positions - gone
         return replace(
             self,
             keys=self.keys[:, :length],
@@ -64,6 +69,7 @@ class KeyValueState(RowState):
             mask=None if self.mask is None else self.mask[:, :length],
             positions=positions,
             seen=int(positions.max()),
+            at=None if self.at is None else self.at[:, :length],
         )
 
 
@@ -73,5 +79,5 @@ def _joined(before: Tensor, new: Tensor) -> Tensor:
 
 
 pytree.register_dataclass(
-    KeyValueState, field_names=["keys", "values", "mask", "positions", "seen"], drop_field_names=[]
+    KeyValueState, field_names=["keys", "values", "mask", "positions", "seen", "at"], drop_field_names=[]
 )

@@ -102,15 +102,24 @@ class LinearAttention(Attention):
         if hidden is not None:
             psi = psi.masked_fill(hidden, 0)
             decay = None if decay is None else decay.masked_fill(hidden.squeeze(-1), 0)
+        return self.weighed(
+            self.query_features(q), psi, v, causal=causal, offset=offset, log_decay=decay, state=state
+        )
+
+    def weighed(
+        self,
+        phi: Tensor,
+        psi: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        offset: int,
+        log_decay: Tensor | None,
+        state: LinearState | None,
+    ) -> tuple[Tensor, LinearState]:
+        """out [B, Tq, H, Dv] and the state after the last key, from features; hidden keys have none."""
         return linear_attention(
-            self.query_features(q),
-            psi,
-            v,
-            causal=causal,
-            offset=offset,
-            eps=self.eps,
-            log_decay=decay,
-            state=state,
+            phi, psi, v, causal=causal, offset=offset, eps=self.eps, log_decay=log_decay, state=state
         )
 
     def _packed(

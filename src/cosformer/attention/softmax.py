@@ -1,8 +1,11 @@
 """Softmax attention (Vaswani et al., 2017, arXiv:1706.03762, equation 1), by PyTorch's own kernels:
 
 o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j
+
+A head with a window W sees the keys with |i - j| < W alone: the control for the windows of cosFormer.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -13,6 +16,7 @@ from cosformer.attention.base import Attention, offset_or_default
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
 from cosformer.attention.traits import Traits
+from cosformer.attention.visible import visible, windows_of_heads, within_windows
 from cosformer.ops.packing import document_bounds
 
 
@@ -21,6 +25,11 @@ class Softmax(Attention):
     """The attention everything else is compared with. Its state is the growing cache of keys and values.
 
     A query that sees no key gives zeros, and a masked key has no influence whatever it holds.
+
+    Args:
+        windows: an int or None for each key-value head; None: no head has one. Time stays quadratic, and the
+            state keeps every key: scores beyond a window are computed and hidden.
+        num_kv_heads: key-value heads, which windows have an entry for each of.
     """
 
     traits = Traits(
@@ -38,6 +47,10 @@ class Softmax(Attention):
     )
     state_type = KeyValueState
 
+    def __init__(self, *, windows: Sequence[int | None] | None = None, num_kv_heads: int | None = None):
+        super().__init__()
+        self.windows, self.num_kv_heads = windows_of_heads(windows, num_kv_heads), num_kv_heads
+
     def attend(
         self,
         q: Tensor,
@@ -51,28 +64,33 @@ class Softmax(Attention):
         state: KeyValueState | None,
         return_state: bool,
     ) -> tuple[Tensor, KeyValueState | None]:
+        windows = windows_of_heads(self.windows, k.shape[2])
         if cu_seqlens is not None:
             return self._packed(q, k, v, cu_seqlens, causal), None
         offset = offset_or_default(query_offset, q, k, causal)
         if key_mask is not None:
             # Under a weight of zero, NaN is still NaN: what is masked must not hold any.
             k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))
+        near = None if windows is None or state is not None else _near(q, k, offset, windows)
         after = None
         if state is not None or return_state:
-            before = KeyValueState.empty(k, v) if state is None else state
+            before = KeyValueState.empty(k, v, windows=windows is not None) if state is None else state
             after = before.append(k, v, key_mask)
+            if near is None and windows is not None:
+                near = _near_carried(q, offset, before, after, windows)
             offset += before.length
             k, v, key_mask = after.keys, after.values, after.mask
-        out = _softmax(q, k, v, causal, offset, key_mask)
+        out = _softmax(q, k, v, causal, offset, key_mask, near)
         return out, after if return_state else None
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool) -> Tensor:
         """Document by document: no T × T mask, and nothing of one document can reach another."""
-        parts = [
-            _softmax(q[:, a:b], k[:, a:b], v[:, a:b], causal, 0, None)
-            for a, b in pairwise(document_bounds(cu_seqlens, q.shape[1]))
-            if b > a
-        ]
+        parts = []
+        for a, b in pairwise(document_bounds(cu_seqlens, q.shape[1])):
+            if b > a:
+                own_q, own_k, own_v = (x[:, a:b] for x in (q, k, v))
+                near = None if self.windows is None else _near(own_q, own_k, 0, self.windows)
+                parts.append(_softmax(own_q, own_k, own_v, causal, 0, None, near))
         return torch.cat(parts, 1)
 
     def state_size(
@@ -81,13 +99,45 @@ class Softmax(Attention):
         """Every key and every value."""
         return length * num_kv_heads * (head_dim + (head_dim if value_dim is None else value_dim))
 
+    def extra_repr(self) -> str:
+        return "" if self.windows is None else f"windows={self.windows}"
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, key_mask: Tensor | None) -> Tensor:
+
+def _near(q: Tensor, k: Tensor, offset: int, windows: Sequence[int | None]) -> Tensor:
+    """Which keys of the call lie within the windows of its queries: bool [1, Hk, Tq, Tk]."""
+    i, j = (torch.arange(x.shape[1], device=q.device)[None] for x in (q, k))
+    return within_windows(i + offset, j, windows)
+
+
+def _near_carried(
+    q: Tensor, offset: int, before: KeyValueState, after: KeyValueState, windows: Sequence[int | None]
+) -> Tensor:
+    """The same among all keys that a state carries: bool [B, Hk, Tq, T]."""
+    if after.at is None:
+        raise ValueError(
+            "state was made without windows, but this attention has windows: it does not say where each key "
+            "stands. Compute it again with this attention."
+        )
+    i = before.positions[:, None] + offset + torch.arange(q.shape[1], device=q.device)
+    return within_windows(i, after.at, windows)
+
+
+def _softmax(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    offset: int,
+    key_mask: Tensor | None,
+    near: Tensor | None,
+) -> Tensor:
     tq, tk = q.shape[1], k.shape[1]
     # Where each query stands at or behind the last key, causality hides nothing.
     hides = causal and offset < tk - 1
-    simple = key_mask is None and (not hides or (offset == 0 and tq == tk))
-    seen = None if simple else _visible(tq, tk, offset, hides, key_mask, q.device)
+    simple = near is None and key_mask is None and (not hides or (offset == 0 and tq == tk))
+    seen = None if simple else visible(tq, tk, offset, hides, key_mask, q.device)
+    if seen is not None and near is not None:
+        seen = (seen & near).repeat_interleave(q.shape[2] // k.shape[2], 1)
     any_key = None if seen is None else seen.any(-1, keepdim=True)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -100,13 +150,3 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, key_mas
     if any_key is not None:
         out = out.masked_fill(~any_key, 0)
     return out.transpose(1, 2)
-
-
-def _visible(
-    tq: int, tk: int, offset: int, causal: bool, key_mask: Tensor | None, device: torch.device
-) -> Tensor:
-    """Which keys each query sees: bool [B or 1, 1, Tq, Tk]."""
-    i = torch.arange(tq, device=device)[:, None] + offset
-    j = torch.arange(tk, device=device)
-    seen = (j <= i if causal else (j >= 0).expand(tq, tk))[None, None]
-    return seen if key_mask is None else seen & key_mask[:, None, None, :]

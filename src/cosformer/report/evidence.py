@@ -64,9 +64,9 @@ def language(places: Places, ours: str) -> Section:
     caption = (
         "Test scores; lower is better. enwik8: 6 layers of width 512, 180 million tokens in texts of 1,024 "
         "(or 8,192), on the first million bytes of the test part; the published models have twice the layers "
-        "and are trained far longer. The learning rate is the best of three on validation, for each alike. "
-        "WikiText-2 is not WikiText-103, whose text is fifty times as long: the columns do not compare. "
-        "Again: `python -m benchmarks.evidence --plan lm,wikitext2`."
+        "and are trained far longer. The learning rate is the best on validation of those tried, "
+        "the same for each. WikiText-2 is not WikiText-103, whose text is fifty times as long: the "
+        "columns do not compare. Again: `python -m benchmarks.evidence --plan lm,wikitext2`."
     )
     own = [r for r in places.records if r["experiment"]["plan"] in ("enwik8", "wikitext2")]
     return Section("Autoregressive language modelling (Table 2)", [Table(header, rows, caption), *_said(own)])
@@ -128,9 +128,9 @@ def ablation(places: Places, variants: Sequence[str]) -> Section:
     caption = (
         "Bits per character; lower is better. 6 layers of width 512 with 8 heads, texts of 1,024 bytes, 32 a "
         "step, cosine schedule, the same data in the same order; held-out bits over the first million bytes "
-        "of the validation and of the test part. The learning rate is the best of three of the model's "
-        "family with the short budget. Tokens a second were taken with several runs side by side on the GPU "
-        "and do not compare. Again: `python -m benchmarks.ablation`; one row: "
+        "of the validation and of the test part. The learning rate is the best of up to four that the "
+        "model's family tried with the short budget. Tokens a second were taken with several runs "
+        "side by side on the GPU and do not compare. Again: `python -m benchmarks.ablation`; one row: "
         "`--only 'enwik8/short/windows'`."
     )
     blocks: list[Block] = [Table(header, rows, caption)]
