@@ -22,6 +22,7 @@ from cosformer.demo.maps import attention_maps, most_concentrated
 from cosformer.demo.page import LENGTH_PLOTS, figures
 from cosformer.demo.settings import MECHANISMS, TINY
 from cosformer.models import CosformerConfig, CosformerForCausalLM
+from cosformer.training.model import build
 from tests.report.demo_record import RECORD
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +161,12 @@ def test_time_limits_the_steps():
 
 def test_both_are_trained_alike():
     ours, theirs = (training.run_of(TINY, name, 10) for name in MECHANISMS)
-    assert ours.differences(theirs) == ["attention"]
+    assert ours.differences(theirs) == ["attention", "model"]
+    own = {name for name in ours.model | theirs.model if ours.model.get(name) != theirs.model.get(name)}
+    assert own == {"attention_parameters", "position"}
+    task = tasks.build("python", length=TINY.length)
+    sizes = {sum(p.numel() for p in build(run, task).parameters()) for run in (ours, theirs)}
+    assert len(sizes) == 1
 
 
 def test_curves_are_means(tmp_path):

@@ -20,24 +20,6 @@ ATTENTIONS = {
 GENERATION = {"cosformer": ("cosFormer", 0), "softmax": ("softmax", 1), "llama": ("Llama (transformers)", 3)}
 
 
-def sections(records: Sequence[Record]) -> list[Section]:
-    """A section for each kind of benchmark, from its newest record."""
-    made = []
-    for kind, build in (
-        ("cosformer operator benchmark on a GPU", gpu),
-        ("cosformer operator benchmark", cpu),
-        ("cosformer attention benchmark", attentions),
-        ("cosformer language model benchmark", language_model),
-        ("cosformer generation benchmark", generation),
-        ("cosformer training benchmark", training),
-        ("cosformer tasks benchmark", generators),
-    ):
-        newest = latest(records, kind)
-        if newest is not None:
-            made.append(build(newest))
-    return made
-
-
 def latest(records: Sequence[Record], kind: str) -> Record | None:
     """The newest record whose format is this kind and a number."""
     fitting = [r for r in records if r["format"].rpartition(" ")[0] == kind]
@@ -83,7 +65,7 @@ def gpu(record: Record) -> Section:
             )
     blocks.append(Table(["", "cosFormer", "softmax", "softmax / cosFormer"], rows, "Forward and backward."))
     return Section(
-        f"The operator on a GPU: {hardware_words(record)}", [*blocks, _source(record)], "operator-gpu"
+        f"The operator on a GPU: {hardware_words(record)}", [*blocks, source(record)], "operator-gpu"
     )
 
 
@@ -125,7 +107,7 @@ def cpu(record: Record) -> Section:
             )
         )
     return Section(
-        f"The operator on a CPU: {hardware_words(record)}", [*blocks, _source(record)], "operator-cpu"
+        f"The operator on a CPU: {hardware_words(record)}", [*blocks, source(record)], "operator-cpu"
     )
 
 
@@ -155,7 +137,7 @@ def attentions(record: Record) -> Section:
     blocks.append(
         Table([f"at {longest:,} tokens", "causal", "bidirectional"], rows, "Forward and backward; all.")
     )
-    return Section(f"The attentions: {hardware_words(record)}", [*blocks, _source(record)], "attentions")
+    return Section(f"The attentions: {hardware_words(record)}", [*blocks, source(record)], "attentions")
 
 
 def training(record: Record) -> Section:
@@ -167,7 +149,7 @@ def training(record: Record) -> Section:
     header = ["recipe", "attention", "bare, tokens/s", "trained, tokens/s", "share"]
     note = "Bare is forward and backward alone over the same batches; trained is everything a run does."
     return Section(
-        f"Training: {hardware_words(record)}", [Table(header, rows, note), _source(record)], "training"
+        f"Training: {hardware_words(record)}", [Table(header, rows, note), source(record)], "training"
     )
 
 
@@ -184,7 +166,7 @@ def language_model(record: Record) -> Section:
     header = ["attention", "a training step", "tokens/s", "attention's share"]
     return Section(
         f"A language model: {hardware_words(record)}",
-        [Table(header, rows, note), _source(record)],
+        [Table(header, rows, note), source(record)],
         "language-model",
     )
 
@@ -202,7 +184,7 @@ def generators(record: Record) -> Section:
     )
     header = ["task", "train / valid / test", "cores", "time"]
     return Section(
-        f"Generated tasks: {hardware_words(record)}", [Table(header, rows, note), _source(record)], "tasks"
+        f"Generated tasks: {hardware_words(record)}", [Table(header, rows, note), source(record)], "tasks"
     )
 
 
@@ -244,7 +226,7 @@ def generation(record: Record) -> Section:
         if r["context"] == longest and r["contender"] in GENERATION
     ]
     blocks.append(Table([f"at {longest:,} tokens", "time of a token", "cache"], table))
-    return Section(f"Generation: {hardware_words(record)}", [*blocks, _source(record)], "generation")
+    return Section(f"Generation: {hardware_words(record)}", [*blocks, source(record)], "generation")
 
 
 def _lines(rows: Sequence[Record], known: dict[str, tuple[str, int]], x: str, y: str) -> list[Line]:
@@ -256,7 +238,7 @@ def _lines(rows: Sequence[Record], known: dict[str, tuple[str, int]], x: str, y:
     return lines
 
 
-def _source(record: Record) -> Text:
+def source(record: Record) -> Text:
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
     how = [record.get("command") and f"`{record['command']}`", record["date"][:10]]
     how.append(record.get("settings", {}).get("dtype"))

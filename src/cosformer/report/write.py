@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cosformer.report import benchmarks, evidence, html, markdown, records, results, svg
+from cosformer.report import benchmark_sections, evidence, html, markdown, records, results, svg
 from cosformer.report.document import Document, Section, Text
 from cosformer.report.files import replace
 
@@ -14,7 +14,7 @@ def report(results_at: Path, benchmarks_at: Path) -> Document:
     runs, measured = records.runs(results_at), records.benchmarks(benchmarks_at)
     failures = records.failures(results_at)
     parts: list[Section] = [
-        *benchmarks.sections(measured),
+        *benchmark_sections.sections(measured),
         *evidence.sections(runs, failures=failures),
         *results.sections(runs),
     ]
