@@ -83,15 +83,20 @@ class Operands:
 
     def __init__(self, args: AttentionArgs, group: Group):
         self.group, self.per_key = group, args.group
-        self.offset, self.eps = args.query_offset, args.eps
-        self.window = group.window
+        self.window, self.eps = group.window, args.eps
         self.back, self.ahead = self.window - 1, 0 if args.causal else self.window - 1
+        # Keys that no query sees are left out: of a long past, a narrow window reads a few.
+        last = args.query_offset + args.q.shape[1] + self.ahead
+        length = args.k.shape[1]
+        first = min(length, max(0, args.query_offset - self.back))
+        self.seen = slice(first, max(first, min(length, last)))
+        self.offset = args.query_offset - first
         self.batch, self.dtype = args.q.shape[0], args.accum_dtype
         self.heads = group.heads.stop - group.heads.start
-        self.k, v = (self._flat(x[:, :, group.heads]) for x in (args.k, args.v))
+        self.k, v = (self._flat(x[:, self.seen, group.heads]) for x in (args.k, args.v))
         self.dv = v.shape[2]
         if args.key_mask is not None:
-            hidden = ~args.key_mask.repeat_interleave(self.heads, 0).unsqueeze(-1)
+            hidden = ~args.key_mask[:, self.seen].repeat_interleave(self.heads, 0).unsqueeze(-1)
             self.k, v = self.k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
         self.v1 = _with_column(v, 1.0)
 
@@ -103,7 +108,10 @@ class Operands:
         into[:, :, self._of(g)] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
 
     def write_keys(self, into: Tensor, x: Tensor) -> None:
-        into[:, :, self.group.heads] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
+        mine = into[:, :, self.group.heads]
+        if x.shape[1] < into.shape[1]:
+            mine.zero_()
+        mine[:, self.seen] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
 
     def _of(self, g: int) -> slice:
         return slice(
