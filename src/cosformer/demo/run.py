@@ -22,7 +22,16 @@ from cosformer.terminal import Progress
 
 RECORD = "record.json"
 WRITTEN = ("report.html", "report.md", PLOTS, RUNS, RESULTS, *MECHANISMS)
-PROMPT = "def read(self, path):\n"
+# Long enough to say how deep lines are indented here; blanks would go on for ever otherwise.
+PROMPT = """class Reader:
+    \"\"\"Reads files.\"\"\"
+
+    def __init__(self, path):
+        self.path = path
+
+    def read(self):
+"""
+TEMPERATURE = 0.9
 
 
 class Occupied(ValueError):
@@ -139,7 +148,7 @@ class Demo:
 
         tokenizer = byte_tokenizer()
         ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-        found: dict[str, Any] = {"prompt": PROMPT, "temperature": 0.7}
+        found: dict[str, Any] = {"prompt": PROMPT, "temperature": TEMPERATURE}
         for name in MECHANISMS:
             torch.manual_seed(self.settings.seed)
             made = self._from(name).generate(
@@ -147,7 +156,7 @@ class Demo:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=self.settings.sample_tokens,
                 do_sample=True,
-                temperature=0.7,
+                temperature=TEMPERATURE,
             )
             found[name] = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
         return found
