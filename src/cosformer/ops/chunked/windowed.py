@@ -14,6 +14,7 @@ finite left out, and rows that could see such an operand become NaN: what lies b
 document or behind a mask has no influence, whatever it holds.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -133,11 +134,11 @@ class Operands:
 
     def backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor) -> Triple:
         """dq, dk, dv of one head of queries."""
-        used = (g != 0).any(-1, keepdim=True)
         made = self._backward(q, g, out, d, self.k, self.v1)
-        if all(_finite(x) for x in made):
+        if _finite(*made):
             return made
         # A row whose gradient is zero takes no part, whatever it holds.
+        used = (g != 0).any(-1, keepdim=True)
         bad = used & (_not_finite(q) | _not_finite(g) | _not_finite(out) | _not_finite(d))
         bad_keys = _not_finite(self.k) | _not_finite(self.v1)
         left_out = bad | ~used
@@ -158,8 +159,9 @@ class Operands:
         g1 = _with_column(g, e)
         q_, k_ = q.relu(), k.relu()
         rq = r * q_
-        dq = (self._rows(g1, v1, k_) * r).masked_fill_(q_ == 0, 0)
-        dk = self._columns(v1, g1, rq).masked_fill_(k_ == 0, 0)
+        relu_backward = torch.ops.aten.threshold_backward
+        dq = relu_backward(self._rows(g1, v1, k_) * r, q_, 0)
+        dk = relu_backward(self._columns(v1, g1, rq), k_, 0)
         # The products of q' and k' as the forward made them: r undoes them exactly where there is one alone.
         return dq, dk, self._columns(k_, q_, r * g)
 
@@ -188,8 +190,9 @@ def _any_between(marked: Tensor, length: int, low: int, high: int) -> Tensor:
     return total[:, last] > total[:, first]
 
 
-def _finite(x: Tensor) -> bool:
-    return bool(x.sum().isfinite())
+def _finite(*tensors: Tensor) -> bool:
+    """Whether all numbers are: a sum is not, if one of them is not."""
+    return math.isfinite(sum(float(x.sum()) for x in tensors))
 
 
 def _not_finite(x: Tensor) -> Tensor:
@@ -199,9 +202,10 @@ def _not_finite(x: Tensor) -> Tensor:
 def _with_column(x: Tensor, last: Tensor | float) -> Tensor:
     """[x, last, 0 ...], filled up to whole registers."""
     width = -(-(x.shape[2] + 1) // 16) * 16
-    wider = x.new_zeros((*x.shape[:2], width))
+    wider = x.new_empty((*x.shape[:2], width))
     wider[..., : x.shape[2]] = x
     wider[..., x.shape[2] : x.shape[2] + 1] = last
+    wider[..., x.shape[2] + 1 :] = 0
     return wider
 
 
