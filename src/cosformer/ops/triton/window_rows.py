@@ -126,7 +126,7 @@ def weigh_heads(
     G, O, DENOMINATOR, INVERSE, E, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
     GROUP: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """r and e (weigh.py) of the heads in TABLE, a tile of ROWS tokens each."""
+    """r and e (bwd_preprocess.py) of the heads in TABLE, a tile of ROWS tokens each."""
     pid = tl.program_id(0)
     entry = pid % (heads * GROUP)
     tile = pid // (heads * GROUP)
