@@ -9,8 +9,9 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.backends import can_serve
 from cosformer.ops.checks import epsilon, within_horizon
-from cosformer.ops.interface import check_call, cosformer_attention
+from cosformer.ops.interface import cosformer_attention
 from cosformer.ops.state import CosformerState
+from cosformer.ops.validation import check_call
 from cosformer.ops.windows import check_windows
 
 
