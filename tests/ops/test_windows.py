@@ -215,6 +215,22 @@ def test_mistakes(windows, message):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (torch.tensor([11]), "lengths must be from 0 to Tk = 10, the columns of k, but got 11"),
+        (torch.tensor([-1]), "but got -1"),
+        (torch.tensor([5, 5]), r"lengths must have shape \[B\] = \[1\]"),
+        (torch.tensor([5.0]), "lengths must be an integer tensor"),
+        ([5], "lengths must be an integer tensor"),
+    ],
+)
+def test_mistakes_in_lengths(lengths, message):
+    q, k, v = qkv(10, heads=2)
+    with pytest.raises((TypeError, ValueError), match=message):
+        cosformer_attention(q, k, v, windows=(4, 9), causal=True, lengths=lengths, return_state=True)
+
+
 def test_a_state_of_other_windows():
     q, k, v = qkv(10, heads=2)
     options = {"causal": True, "horizon": 100}

@@ -23,6 +23,14 @@ def mask_of_lengths(lengths: Tensor, key_mask: Tensor | None, k: Tensor, cu_seql
         )
     if cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
+    # Looked at where that is free: a GPU would be waited for, and a graph cannot look.
+    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+        least, most = (int(n) for n in lengths.aminmax())
+        if least < 0 or most > k.shape[1]:
+            raise ValueError(
+                f"lengths must be from 0 to Tk = {k.shape[1]}, the columns of k, but got "
+                f"{least if least < 0 else most}."
+            )
     real = torch.arange(k.shape[1], device=k.device) < lengths[:, None]
     return real if key_mask is None else real & key_mask
 
