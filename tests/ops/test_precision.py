@@ -5,7 +5,7 @@ import torch
 
 from cosformer import cosformer_attention
 
-from .cases import is_as_good_as, make
+from .cases import is_as_good_as, is_close, make, norm_distance
 
 KINDS = {
     "causal": {"causal": True},
@@ -35,6 +35,29 @@ def test_error_at_most_twice_the_references(length, kind, dtype):
         assert ours[name].isfinite().all(), name
         if plain[name].isfinite().all():  # plain half precision overflows now and then
             assert is_as_good_as(ours[name], plain[name], truth, FLOOR[dtype]), name
+
+
+def test_ten_wrong_rows_of_many_are_seen():
+    truth = torch.randn(1, 65536, 1, 16, dtype=torch.float64)
+    plain = truth.bfloat16()
+    wrong = plain.clone()
+    wrong[:, -10:] = 0
+    assert norm_distance(wrong, truth) < 2e-2, "a norm over everything does not see them"
+    assert is_close(plain, truth, 5e-3)
+    assert is_as_good_as(plain, plain, truth, 2**-9)
+    assert not is_close(wrong, truth, 5e-3)
+    assert not is_close(wrong, truth, 1e-2)
+    assert not is_as_good_as(wrong, plain, truth, 2**-9)
+
+
+def test_rows_out_of_range_hide_no_others():
+    truth = torch.randn(50, 8, dtype=torch.float64)
+    truth[3] = 1e6  # float16 ends at 65,504
+    half = truth.half()
+    assert is_as_good_as(half, half, truth, 2**-12)
+    wrong = half.clone()
+    wrong[7] = 0
+    assert not is_as_good_as(wrong, half, truth, 2**-12)
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
