@@ -59,6 +59,9 @@ def _softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 def _flex() -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    # By default PyTorch compiles a function eight times, and then runs it uncompiled: a length, a mode and a
+    # phase are one time each.
+    torch._dynamo.config.recompile_limit = 64
     compiled, masks = torch.compile(flex_attention), {}
 
     def sees(causal: bool) -> Callable[..., Tensor]:
