@@ -135,7 +135,7 @@ class LayerAttention:
         )
 
     def state_size(self, length: int) -> int:
-        """How many numbers all layers together carry of a text of so many tokens (0 where there is no state):
+        """Numbers in the states of all layers after `length` tokens (0 where there is no state):
         those of the mechanisms, and the inputs of the convolutions. Not those of a source."""
         heads = self.num_key_value_heads or self.num_attention_heads
         widths = {"q": self.num_attention_heads, "k": heads, "v": heads}

@@ -20,7 +20,8 @@ class ShortConvolution(nn.Module):
     Args:
         channels: each is convolved by itself.
         size: K, the tokens that a causal output reads, its own included.
-        causal: only what came before; else floor(K / 2) tokens on each side, so that the window is centred
+        causal: the token itself and earlier ones; else floor(K / 2) tokens on each side, so that the window
+            is centred
             (an even size reads one token more).
     """
 

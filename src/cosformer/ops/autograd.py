@@ -232,7 +232,8 @@ def is_traced(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def without_autocast(function: Callable[..., Any], args: AttentionArgs, *more: Any) -> Any:
     """function(args, *more) with the horizon filled in, and no cast inside."""
-    args = args.but(horizon=length_or(args.horizon, args.q, args.k))
+    if args.horizon is None:
+        args = args.but(horizon=length_or(None, args.q, args.k))
     device = args.q.device.type
     if not torch.is_autocast_enabled(device):
         return function(args, *more)

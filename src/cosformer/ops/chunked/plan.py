@@ -15,7 +15,7 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.chunked.workspace import Buffer, Workspace, width
 
 # Chunks of 64 tokens keep the square inside a chunk cheaper than the state. The more of them a step
-# takes, the less its calls cost; but its buffers hold no more than about so many numbers, and of a
+# takes, the less its calls cost; but its buffers hold about BUFFER numbers at most, and of a
 # long sequence no more than a quarter, or the room to work in would exceed the tensors themselves.
 # A CPU wants them in its cache; where each call starts a kernel, few large ones.
 CHUNK = 64
@@ -38,7 +38,7 @@ def tiling(length: int, heads: int, dims: tuple[int, int], device: torch.device)
 
 
 class Segment(NamedTuple):
-    """Queries [q0, q1) meet keys [k0, k1), one of them perhaps empty, in chunks of so many tokens.
+    """Queries [q0, q1) meet keys [k0, k1), one of them perhaps empty, in chunks of `chunk` tokens.
 
     With both, a query sees the keys of its own chunk directly and all before it through the state.
     A step takes `stride` chunks.

@@ -106,7 +106,7 @@ def _wide_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: in
 
 
 def _chunks(x: Tensor, before: int) -> Tensor:
-    """[N, T, F] as [N, chunks, CHUNK, F], with so many zeros in front."""
+    """[N, T, F] as [N, chunks, CHUNK, F], with `before` rows of zeros in front."""
     n, length, features = x.shape
     count = -(-(before + length) // CHUNK)
     if before or count * CHUNK != length:

@@ -114,7 +114,7 @@ class Kernels(Call):
         return states
 
     def state_apply_o(self, splits: Splits, state: State, states_per_row: int = 0) -> None:
-        """`states_per_row`: `state` holds so many states a row, and the kernel applies their sum."""
+        """`states_per_row`: the number of states in each row of `state`; the kernel applies their sum."""
         self._launch(
             state_apply_o, self.heads * splits.count,
             (

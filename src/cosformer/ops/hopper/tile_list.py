@@ -26,7 +26,7 @@ import triton.language as tl
 LIST_BLOCK = 256  # tiles or tokens a program of `list_tiles` takes
 COUNT_BLOCK = 128  # lanes of `count_tiles`
 DOCS_PER_LANE = 16  # consecutive documents a lane of `count_tiles` takes
-CUT_COST = tl.constexpr(7)  # cutting a document costs as much as so many tiles
+CUT_COST = tl.constexpr(7)  # tiles: the cost of cutting a document
 SCAN_NUMBERS = 2048  # numbers a program of `tile_list_state_scan` holds
 
 

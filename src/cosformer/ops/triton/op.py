@@ -28,7 +28,7 @@ class Triton:
             keeps = args.keep and not args.causal
             if (args.return_state or keeps) and (
                 state is None or (initial_state is not None and state.s is initial_state.s)
-            ):  # no key: what came in goes out
+            ):  # no keys: the final state is the initial one
                 state = _copy(state, args)
             if state is not None and keeps:
                 both = (state.s.flatten(2), state.z.flatten(2)) if state.s.dim() != 3 else None
@@ -48,7 +48,7 @@ class Triton:
             )  # fmt: skip
             if args.numerator is None:
                 return Gradients(dq, dk, dv, None, None)
-            if r is None or (back is not None and r.s is back.s):  # no query: what came back goes on
+            if r is None or (back is not None and r.s is back.s):  # no queries: the gradient passes through
                 r = _copy(r, args)
             return Gradients(dq, dk, dv, *_public(r, k, v))
 
