@@ -8,7 +8,6 @@ takes to start them is measured by itself. The floor is every input read once an
 the speed of a large copy. Run by `python -m benchmarks.attention_operator --device cuda`.
 """
 
-import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,22 +16,19 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.contenders import (
     MODES,
     PHASES,
-    Attend,
     Contender,
     Shape,
     Work,
-    authors_form,
-    features,
     operator,
 )
 from benchmarks.gate import admit, compare, errors_of, note, roundings
+from benchmarks.gpu_clock import Clock, bandwidth, graphed
+from benchmarks.gpu_contenders import TUNED, TUNING, contenders
 from benchmarks.terminal import Progress
 from cosformer import CosformerState, cosformer_attention
 from cosformer.ops import backends, decode_step
@@ -47,8 +43,6 @@ ONCE = ("authors-compiled", "cosformer[chunked]")
 # Asks the GPU on its way, which no graph can hold; after a capture that failed, PyTorch gives no memory back.
 EAGER = ("cosformer[chunked]",)
 FEW = (512, 2048, 8192, TOKENS, LONG)  # for those that tune themselves anew for every batch
-TUNED = ("fla", "fla-relu")
-TUNING = {"warmup": 5, "rep": 20}  # milliseconds for each of a hundred candidates (Triton's own: 25, 100)
 PATIENCE = 1.5  # seconds: a call that will take longer is not made
 DOCUMENTS = 1000
 CHECKED = 1000  # tokens, of masks, documents and grouped heads before they are timed
@@ -57,122 +51,6 @@ VARIED = ((32, 2048), (1, TOKENS))  # batches and lengths of what masks, documen
 
 Record = dict[str, Any]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def softmax(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
-
-
-def _tune_briefly() -> None:
-    import triton.testing
-
-    triton.testing.do_bench = partial(triton.testing.do_bench, **TUNING)
-
-
-def _fla(of: Callable[[Tensor], Tensor]) -> Attend:
-    """flash-linear-attention over features [B, T, H, F], which are made in the layout that it reads: others
-    it would copy first."""
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        # When it is its turn: all it imports shall not be there while the host's time is taken.
-        from fla.ops.linear_attn import chunk_linear_attn
-
-        out = chunk_linear_attn(of(q), of(k), v, scale=1.0, normalize=True)
-        return out[0] if isinstance(out, tuple) else out
-
-    return attend
-
-
-def fla_forms(of: Callable[[Tensor], Tensor]) -> dict[str, Attend]:
-    """Features written in PyTorch as they stand, and compiled into one kernel."""
-    return {"eager": _fla(of), "compiled": _fla(torch.compile(of))}
-
-
-def contenders() -> tuple[list[Contender], dict[str, str]]:
-    compiled = torch.compile(authors_form)
-    found = [
-        Contender("cosformer", "cosFormer", operator("auto")),
-        Contender("cosformer[triton]", "cosFormer, portable kernels", operator("triton")),
-        Contender("sdpa", "softmax (cuDNN)", softmax, computes="softmax"),
-        Contender("authors", "authors' einsum", authors_form, modes=("bidirectional",)),
-    ]
-    absent = {}
-    if importlib.util.find_spec("fla") is None:
-        absent["fla"] = "flash-linear-attention is not installed"
-    else:
-        _tune_briefly()
-        wide, narrow = (fla_forms(of) for of in (partial(features, time=-3), torch.relu))
-        found += [
-            # Its running sums are bfloat16, and eps is added.
-            Contender(
-                "fla", "fla, cosFormer features", wide["eager"], computes="roughly cosformer",
-                modes=("causal",), forms=wide,
-            ),
-            Contender(
-                "fla-relu", "fla, ReLU only", narrow["eager"], computes="part",
-                modes=("causal",), forms=narrow,
-            ),
-        ]  # fmt: skip
-    found += [
-        Contender("authors-compiled", "authors' einsum, compiled", compiled, modes=("bidirectional",)),
-        Contender("cosformer[chunked]", "cosFormer chunked", operator("chunked")),
-    ]
-    return found, absent
-
-
-class Clock:
-    """Median of single calls. Before each a large tensor is read: nothing of the call's own is left in the
-    cache, nor anything that would have to be written back first."""
-
-    def __init__(self, device: torch.device):
-        self.other = torch.zeros(2**26, dtype=torch.int32, device=device)
-
-    def __call__(self, work: Callable[[], object], seconds: float = 0.15) -> float:
-        first = self._times(work, 1)[0]
-        if first > seconds:
-            return first
-        self._times(work, max(1, min(100, int(0.03 / first))))  # until the clocks are up
-        return median(self._times(work, max(5, min(400, int(seconds / first)))))
-
-    def _times(self, work: Callable[[], object], count: int) -> list[float]:
-        pairs = []
-        for _ in range(count):
-            self.other.max()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            pairs.append((begin, end))
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) / 1e3 for a, b in pairs]
-
-
-def bandwidth(clock: Clock, device: torch.device) -> float:
-    """Bytes a second, read and written, of a large copy."""
-    x = torch.empty(2**29, dtype=torch.float32, device=device).normal_()
-    y = torch.empty_like(x)
-    return 2 * x.nbytes / clock(lambda: y.copy_(x))
-
-
-def graphed(work: Callable[[], object]) -> tuple[Callable[[], object], bool]:
-    """A replay of the call and True, or the call itself and False where it cannot be captured."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            work()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return work, False
-    return graph.replay, True
 
 
 def measure(

@@ -3,7 +3,7 @@
     python -m benchmarks.windows --device cuda --out benchmarks/reports/windows-cuda.json
     python -m benchmarks.windows --device cpu
 
-On a GPU: bfloat16, B x T = 65,536 tokens, 16 heads, calls replayed from CUDA graphs as in benchmarks/gpu.py,
+On a GPU: bfloat16, B x T = 65,536 tokens, 16 heads, calls replayed from CUDA graphs (gpu_clock.py),
 against cuDNN's softmax and FlexAttention (compiled) with a sliding window of 256. On a CPU: float32, one row,
 8 heads. Time a token for windows of every width says that the cost is linear for all of them.
 """
@@ -93,7 +93,7 @@ def contenders(device: str) -> list[Contender]:
             found.append(Contender(f"window {w}{of}", f"every head {w}", windowed(windows, name)))
         found.append(Contender(f"plain{of}", "no window", windowed(None, name)))
     if device == "cuda":
-        from benchmarks.gpu import softmax
+        from benchmarks.gpu_contenders import softmax
 
         found.append(Contender("softmax", "softmax (cuDNN)", softmax, computes="softmax"))
         found.append(Contender("flex", f"FlexAttention, window {SLIDING}", _flex(), computes="softmax"))
@@ -157,7 +157,7 @@ def measure(device: str, dims: tuple[int, ...], seconds: float) -> Record:
     clock: Any = _cpu_clock
     prepare: Callable[[Work], Callable[[], object]] = lambda work: work  # noqa: E731
     if device == "cuda":
-        from benchmarks.gpu import Clock, bandwidth, graphed
+        from benchmarks.gpu_clock import Clock, bandwidth, graphed
 
         clock = Clock(where)
         data["bytes_per_second"] = bandwidth(clock, where)
@@ -203,7 +203,7 @@ def decoding(
         q, k, v, _ = Shape(rows, 1, len(windows), 64, dtype, where).inputs()
         call: Any = partial(decode_step, q, k, v, state)
         if device == "cuda":
-            from benchmarks.gpu import graphed
+            from benchmarks.gpu_clock import graphed
 
             call = graphed(call)[0]
         record: Record = {"position": position, "median_s": clock(call, 0.5), "bytes": state.nbytes}

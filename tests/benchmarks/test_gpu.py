@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import attention_operator as command
-from benchmarks import gpu, gpu_report
+from benchmarks import gpu, gpu_contenders, gpu_report
 from benchmarks.contenders import Contender, Shape, features, operator
 from benchmarks.gate import admit
 from benchmarks.gpu_plot import crossover, draw
@@ -121,11 +121,11 @@ def test_a_peer_gets_features_in_the_layout_it_reads(monkeypatch):
     for name in ("fla", "fla.ops"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "fla.ops.linear_attn", module)
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: True)
-    monkeypatch.setattr(gpu, "_tune_briefly", lambda: None)
+    monkeypatch.setattr(gpu_contenders.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(gpu_contenders, "_tune_briefly", lambda: None)
     monkeypatch.setattr(torch, "compile", lambda function: function)
     q, k, v, _ = replace(SHAPE, batch=2, length=5).inputs()
-    found = {c.name: c for c in gpu.contenders()[0]}
+    found = {c.name: c for c in gpu_contenders.contenders()[0]}
     for name, width in (("fla", 2 * SHAPE.dim), ("fla-relu", SHAPE.dim)):
         assert set(found[name].forms) == {"eager", "compiled"}
         for form in found[name].each_form().values():
