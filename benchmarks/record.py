@@ -18,12 +18,7 @@ def new_record(
     shape: Shape, lengths: list[int], contenders: list[Contender], absent: dict[str, str]
 ) -> dict[str, Any]:
     """Machine, versions, commit and settings filled in; the measurements still empty."""
-    return {
-        "format": FORMAT,
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "hardware": machine.hardware(shape.device),
-        "versions": machine.versions(),
-        "commit": machine.commit(),
+    return header(FORMAT, shape.device) | {
         "others_share": None,
         "settings": {
             "device": shape.device.type,
@@ -42,6 +37,23 @@ def new_record(
         "decoding": [],
         "profiles": [],
     }
+
+
+def header(kind: str, device: torch.device) -> dict[str, Any]:
+    """What every record begins with: its format, when and on what it was made, with which versions."""
+    return {
+        "format": kind,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hardware": machine.hardware(device),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
+    }
+
+
+def check_out(p: Parser, path: Path | None) -> None:
+    """Before anything is measured: a record that cannot be written would be lost."""
+    if path is not None and not path.parent.is_dir():
+        p.error(f"--out {path}: there is no folder {path.parent}; make it first")
 
 
 def earlier(p: Parser, path: Path, *formats: str) -> dict[str, Any]:

@@ -6,8 +6,6 @@ The last 1,000 outputs are compared, row by row, with those computed in float64 
 the bytes of the state are counted on the way.
 """
 
-import argparse
-import datetime
 import json
 import time
 from pathlib import Path
@@ -16,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import machine
-from benchmarks.terminal import Progress
+from benchmarks.record import check_out, header
+from benchmarks.terminal import Parser, Progress
 from cosformer import CosformerState, cosformer_attention
+from cosformer.cli.parser import positive_int
 
 FORMAT = "cosformer stream benchmark 1"
 WINDOWS = (1, 8, 64, 256, 320, 1024)
@@ -65,18 +64,13 @@ def stream(tokens: int, progress: Progress) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--tokens", type=int, default=10_000_000)
-    p.add_argument("--out", type=Path)
-    args = p.parse_args()
-    data = {
-        "format": FORMAT,
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "hardware": machine.hardware(torch.device("cpu")),
-        "versions": machine.versions(),
-        "commit": machine.commit(),
-    } | stream(args.tokens, Progress())
+def main(words: list[str] | None = None) -> None:
+    p = Parser(prog="python -m benchmarks.stream", description=__doc__)
+    p.add_argument("--tokens", type=positive_int, default=10_000_000)
+    p.add_argument("--out", type=Path, help="where the record goes (default: nowhere)")
+    args = p.parse_args(words)
+    check_out(p, args.out)
+    data = header(FORMAT, torch.device("cpu")) | stream(args.tokens, Progress())
     if args.out is not None:
         args.out.write_text(json.dumps(data, indent=1) + "\n")
     print(

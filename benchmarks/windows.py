@@ -8,8 +8,6 @@ against cuDNN's softmax and FlexAttention (compiled) with a sliding window of 25
 8 heads. Time a token for windows of every width says that the cost is linear for all of them.
 """
 
-import argparse
-import datetime
 import json
 import time
 from collections.abc import Callable
@@ -23,9 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks import machine
+from benchmarks.attention_operator import device_for
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work
+from benchmarks.record import check_out, header
+from benchmarks.terminal import Parser
 from cosformer import CosformerState, cosformer_attention
+from cosformer.cli.parser import positive_int
 from cosformer.ops import backends, decode_step
 
 FORMAT = "cosformer windows benchmark 1"
@@ -255,24 +256,17 @@ def table(data: Record) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    p.add_argument("--dims", type=int, nargs="+", default=[64])
+def main(words: list[str] | None = None) -> None:
+    p = Parser(prog="python -m benchmarks.windows", description=__doc__)
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    p.add_argument("--dims", type=positive_int, nargs="+", default=[64], help="head sizes (default: 64)")
     p.add_argument("--seconds", type=float, default=0.1, help="for each case")
-    p.add_argument("--out", type=Path)
-    args = p.parse_args()
-    where = torch.device(args.device)
-    data = {
-        "format": FORMAT,
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "hardware": machine.hardware(where),
-        "versions": machine.versions(),
-        "commit": machine.commit(),
-        "windows": MIXED[args.device],
-    } | measure(args.device, tuple(args.dims), args.seconds)
+    p.add_argument("--out", type=Path, help="where the record goes (default: nowhere)")
+    args = p.parse_args(words)
+    where = device_for(p, args.device)
+    check_out(p, args.out)
+    data = header(FORMAT, where) | {"windows": MIXED[where.type]}
+    data |= measure(where.type, tuple(args.dims), args.seconds)
     if args.out is not None:
         args.out.write_text(json.dumps(data, indent=1) + "\n")
     print(table(data))

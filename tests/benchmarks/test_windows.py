@@ -1,0 +1,86 @@
+"""The benchmarks of heads with windows: nothing wrong is timed, nothing measured is lost."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import stream, windows
+from benchmarks.contenders import Shape
+from benchmarks.terminal import Progress
+from cosformer import cosformer_attention
+
+SHAPE = Shape(1, 100, 2, 8, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(windows, "MIXED", {"cpu": (2, None)})
+    monkeypatch.setattr(windows, "WIDE", {"cpu": (320,)})
+    monkeypatch.setattr(windows, "LENGTHS", {"cpu": (64,)})
+
+
+@pytest.mark.usefixtures("small")
+def test_a_small_run(tmp_path, capsys):
+    windows.main(["--device", "cpu", "--dims", "8", "--seconds", "0.001", "--out", str(tmp_path / "x.json")])
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert {t["contender"] for t in record["timings"]} == {"windows", "window 320", "plain", "softmax"}
+    assert all(v["of_allowed"] <= 1 for v in record["gate"])
+    assert "D=8 window 320" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small")
+def test_nothing_wrong_is_timed(monkeypatch):
+    """Ten rows of a thousand are enough."""
+
+    def wrong(q, k, v, backend, **options):
+        out = cosformer_attention(q, k, v, backend=backend, **options)
+        return out if backend == "reference" else torch.cat((out[:, :-10], 0 * out[:, -10:]), 1)
+
+    monkeypatch.setattr(windows, "cosformer_attention", wrong)
+    with pytest.raises(SystemExit, match="is wrong by"):
+        windows.gate(SHAPE, "cpu")
+
+
+def test_a_short_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "LONGEST_PIECE", 700)
+    stream.main(["--tokens", "3000", "--out", str(tmp_path / "x.json")])
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert record["tokens"] == record["positions"] == 3000
+    assert len(record["state_bytes"]) == 1
+    assert record["worst_row"] < 1e-5
+
+
+def test_a_stream_that_forgets_is_seen(monkeypatch):
+    def forgetful(*args, state, **options):
+        return cosformer_attention(
+            *args, state=stream.CosformerState.zeros(1, 6, 8, windows=stream.WINDOWS), **options
+        )
+
+    monkeypatch.setattr(stream, "LONGEST_PIECE", 700)
+    monkeypatch.setattr(
+        stream,
+        "cosformer_attention",
+        lambda *x, **o: forgetful(*x, **o) if "state" in o else cosformer_attention(*x, **o),
+    )
+    assert stream.stream(3000, Progress())["worst_row"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "said"),
+    [
+        (stream.main, ["--tokens", "0"], "positive whole number"),
+        (stream.main, ["--token", "9"], "Did you mean --tokens?"),
+        (stream.main, ["--out", "nowhere/x.json"], "there is no folder nowhere; make it first"),
+        (windows.main, ["--device", "cpu", "--out", "nowhere/x.json"], "there is no folder nowhere"),
+        (windows.main, ["--dims", "0"], "positive whole number"),
+        (windows.main, ["--device", "tpu"], "--device"),
+    ],
+)
+def test_a_mistake_is_one_sentence(main, words, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert len(message.splitlines()) == 1
