@@ -198,6 +198,10 @@ MISTAKES = {
         "write --attentions softmax",
     ),
     "a scale as a setting": (lambda s, t: ["train", "mqar", "scale=paper"], "write --scale paper"),
+    "a start from nowhere": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "initial=somebody/model"],
+        "there is no folder 'somebody/model'",
+    ),
     "a number for a model": (
         lambda s, t: ["train", "mqar", "model.hidden_size=8", "model=5"],
         "write model.hidden_size=64",

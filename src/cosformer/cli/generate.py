@@ -10,6 +10,7 @@ import torch
 from cosformer.cli import devices
 from cosformer.cli.mistakes import Mistake, Stopped, needs_models, readable_file
 from cosformer.cli.parser import Parser, number, positive_int
+from cosformer.reading import json_object
 from cosformer.terminal import Progress
 
 HELP = "text from a saved model, as it is made"
@@ -48,7 +49,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
     with needs_models():
         import transformers
 
-        from cosformer.models import CosformerConfig, CosformerForCausalLM
+        from cosformer.models import CosformerConfig, CosformerForCausalLM, guard, loading
         from cosformer.training import best
     if (folder / "run.json").is_file():
         try:
@@ -60,15 +61,16 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        kind = transformers.PreTrainedConfig.get_config_dict(folder, local_files_only=True)[0]
+        kind = json_object(guard.checked(folder) / guard.CONFIG)
         if kind.get("model_type") != CosformerConfig.model_type:
             found = kind.get("model_type", "none")
             raise Mistake(f"{folder} holds a model of type {found!r}; one of cosformer.models is wanted.")
         heads = kind.get("architectures") or []
         if heads != [CosformerForCausalLM.__name__]:
-            made = ", ".join(heads) or "a model without a head"
+            named = isinstance(heads, list) and all(isinstance(head, str) for head in heads)
+            made = ", ".join(heads) or "a model without a head" if named else f"architectures {heads!r}"
             raise Mistake(f"{folder} holds {made}; a CosformerForCausalLM is wanted to continue a text.")
-        model = CosformerForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model = loading.load_model(CosformerForCausalLM, folder, dtype=dtype)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise Mistake(f"{folder} cannot be loaded: {_first(error)}") from None
     return model.to(device).eval(), _tokenizer(folder, model.config)
@@ -76,19 +78,16 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
 
 def _tokenizer(folder: Path, config: Any) -> Any:
     """The one saved beside the model, as a run over pieces of words does. A run over bytes needs none."""
-    from transformers import AutoTokenizer
+    from cosformer.models import byte_tokenizer, loading
 
-    from cosformer.models import byte_tokenizer
-
+    if not any(folder.glob("*token*")) and config.vocab_size == 256:
+        return byte_tokenizer()
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
-        if config.vocab_size == 256:
-            return byte_tokenizer()
-        raise Mistake(
-            f"{folder} has a model but no tokenizer that can be read: save one beside it "
-            "(tokenizer.save_pretrained)."
-        ) from None
+        return loading.load_tokenizer(folder)
+    except FileNotFoundError:
+        raise Mistake(f"{folder} has a model but no tokenizer.json: save a tokenizer beside it.") from None
+    except ValueError as error:
+        raise Mistake(str(error)) from None
 
 
 def _first(error: Exception) -> str:

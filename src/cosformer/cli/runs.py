@@ -77,6 +77,7 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
         task = build_task(run.task, **run.task_settings)
         with torch.device("meta"):  # a model without weights, which costs nothing
             model.HEADS[task.head](model.configuration(run, task))
+        model.initial(run)
         if run.compile and run.compile_backend not in (backends := _compilers()):
             raise ValueError(
                 f"compile_backend must be one of {', '.join(backends)}, but got {run.compile_backend!r}."

@@ -98,9 +98,9 @@ def training_memory(model: Any, settings: Settings) -> int | None:
 
 
 def costs(folder: str, settings: Settings) -> dict[str, Any]:
-    from cosformer.models import CosformerForCausalLM
+    from cosformer.models import CosformerForCausalLM, loading
 
-    model = CosformerForCausalLM.from_pretrained(folder)
+    model = loading.load_model(CosformerForCausalLM, folder)
     model.train()
     training = training_memory(model, settings)
     model.zero_grad()

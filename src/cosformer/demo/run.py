@@ -106,9 +106,9 @@ class Demo:
         return found
 
     def _from(self, name: str) -> Any:
-        from cosformer.models import CosformerForCausalLM
+        from cosformer.models import CosformerForCausalLM, loading
 
-        return CosformerForCausalLM.from_pretrained(self.folder / name).eval()
+        return loading.load_model(CosformerForCausalLM, self.folder / name).eval()
 
     def _measure(self) -> dict[str, Any]:
         longest = max(self.settings.lengths)

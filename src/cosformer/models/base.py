@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cosformer.attention import Attention
+from cosformer.models import guard
 from cosformer.models.config import CosformerConfig
 from cosformer.nn import (
     Block,
@@ -75,10 +76,14 @@ class CosformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.from_pretrained`, from safetensors files alone."""
+        """As `PreTrainedModel.from_pretrained`, from safetensors files alone, in a folder of this machine (or
+        a repository of a hub, with `local_files_only=False`); no code from there is run."""
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors must not be False: weights are read from safetensors alone.")
         kwargs["use_safetensors"] = True
+        if name_or_path is not None:
+            name_or_path = str(guard.local_folder(name_or_path, kwargs))
+            kwargs |= {"local_files_only": True, "trust_remote_code": False}
         info_wanted = kwargs.pop("output_loading_info", False)
         may_differ = kwargs.pop("ignore_mismatched_sizes", False)
         try:

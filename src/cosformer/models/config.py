@@ -8,7 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
 from cosformer import attention, positions
-from cosformer.models import defaults
+from cosformer.models import defaults, guard
 from cosformer.models.mixture import LayerAttention, as_lists, own_parameters
 from cosformer.nn import feedforward, gate, norm
 from cosformer.ops.checks import flag, positive, positive_int
@@ -117,8 +117,15 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     defaults_version: int = defaults.CURRENT
 
     @classmethod
+    def from_pretrained(cls, name_or_path: Any, **kwargs: Any) -> Any:
+        """That of a folder of this machine, or of a hub's repository (`local_files_only=False`)."""
+        folder = guard.local_folder(name_or_path, kwargs)
+        return super().from_pretrained(str(folder), **kwargs, local_files_only=True)
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """A saved configuration, with the defaults of the version that saved it."""
+        guard.refuse_leading_elsewhere(config_dict)
         return super().from_dict(defaults.completed(config_dict), **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -122,6 +122,6 @@ def _learn(size: int, corpus: str, folder: Path) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _loaded(folder: Path) -> Bpe:
-    from transformers import PreTrainedTokenizerFast
+    from cosformer.models import loading
 
-    return Bpe(PreTrainedTokenizerFast.from_pretrained(folder))
+    return Bpe(loading.load_tokenizer(folder))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model
 
 from cosformer import machine, tasks
+from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, files, model, record
 from cosformer.training.arguments import arguments
@@ -140,7 +140,7 @@ def statistics(
     task = tasks.build(run.task, **run.task_settings)
     device = torch.device(device_of(run))
     net = model.HEADS[task.head](model.configuration(run, task))
-    load_model(net, weights / "model.safetensors")
+    load_weights(net, weights / "model.safetensors")
     samples = source(run, task, split, device)
     batches = samples.evaluation(range(len(samples)), batch or run.eval_batch)
     rows = evaluation.statistics(net.to(device).eval(), task, batches, precision=run.precision, device=device)

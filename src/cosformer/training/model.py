@@ -1,5 +1,6 @@
 """The model of a run: the head its task needs, sizes from the task, the rest as the run says."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from cosformer.models import (
     CosformerForMaskedLM,
     CosformerForSequenceClassification,
     CosformerForSequencePairClassification,
+    guard,
 )
+from cosformer.models.loading import load_body
 from cosformer.tasks import Task
 from cosformer.training.run import Run
 from cosformer.training.status import best
+
+_logger = logging.getLogger(__name__)
 
 HEADS: dict[str, Any] = {
     "causal_lm": CosformerForCausalLM,
@@ -41,11 +46,21 @@ def configuration(run: Run, task: Task) -> CosformerConfig:
     return CosformerConfig(**{**sizes, **run.model, "attention": run.attention})
 
 
+def initial(run: Run) -> Path | None:
+    """The folder that a run takes its first weights from, if it is one of this machine."""
+    if run.initial is None:
+        return None
+    folder = guard.local_folder(run.initial, {})
+    return best(folder) if (folder / "run.json").is_file() else folder
+
+
 def build(run: Run, task: Task) -> Any:
     """The model with its first weights: drawn from the run's seed, or those of `run.initial`."""
     head, config = HEADS[task.head], configuration(run, task)
     torch.manual_seed(run.seed)
     if run.initial is None:
         return head(config)
-    of_a_run = (Path(run.initial) / "run.json").is_file()
-    return head.from_pretrained(best(run.initial) if of_a_run else run.initial, config=config)
+    net, drawn = load_body(head, initial(run), config=config)
+    if drawn:
+        _logger.warning("%s has no %s: drawn from the run's seed.", run.initial, ", ".join(drawn))
+    return net

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging as hf_logging
 
 from cosformer import drawn
 from cosformer.models.layout import unpredictable
+from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, files, schedules, states
 from cosformer.training.clock import Clock, peak_memory
@@ -244,7 +244,7 @@ class RunTrainer(Trainer):
 
     def catch_up(self, start: Path) -> None:
         """Makes the evaluation that was stopped before a checkpoint was left, and notes it there."""
-        load_model(self.model, start / _WEIGHTS)
+        load_weights(self.model, start / _WEIGHTS)
         self._evaluated()
         self.status.unscored = False
         if self.accelerator.is_main_process:
@@ -283,7 +283,7 @@ class RunTrainer(Trainer):
             everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        load_model(self.model, Path(resume_from_checkpoint) / _WEIGHTS)
+        load_weights(self.model, Path(resume_from_checkpoint) / _WEIGHTS)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -298,7 +298,7 @@ class RunTrainer(Trainer):
     def load_best(self) -> None:
         """The weights of the best checkpoint."""
         assert self.status.best_step is not None
-        load_model(self.model, self.folder / checkpoint.name(self.status.best_step) / _WEIGHTS)
+        load_weights(self.model, self.folder / checkpoint.name(self.status.best_step) / _WEIGHTS)
 
 
 class _Stream:

@@ -1,0 +1,50 @@
+"""JSON from files that anybody may have written: of a bounded size and the kind that is expected, or one
+sentence that says what is wrong."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+LIMIT = 64 * 1024**2  # bytes; no configuration or record comes near it
+
+
+def parsed(text: str | bytes, where: object, advice: str = "") -> Any:
+    """What a text of JSON says; `where` names its place in the error, `advice` says what to do."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:
+        reason = str(error)
+    said = f"{where} is damaged: it is not JSON ({reason}). {advice}"
+    raise ValueError(said.rstrip())
+
+
+def json_file(path: Path, advice: str = "", limit: int = LIMIT) -> Any:
+    """What a file of JSON says. A device, a pipe or a file larger than `limit` bytes is not read at all."""
+    return parsed(content(path, limit), path, advice)
+
+
+def json_object(path: Path, advice: str = "", limit: int = LIMIT) -> dict[str, Any]:
+    found = json_file(path, advice, limit)
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"{path} must hold a JSON object, but it holds a {_KINDS[type(found)]}. {advice}".rstrip()
+        )
+    return found
+
+
+def content(path: Path, limit: int = LIMIT) -> bytes:
+    """The bytes of an ordinary file of at most `limit` bytes."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is no ordinary file.")
+    if status.st_size > limit:
+        raise ValueError(f"{path} has {status.st_size:,} bytes, and at most {limit:,} are read.")
+    return path.read_bytes()
+
+
+_KINDS: dict[type, str] = {
+    list: "list", str: "text", int: "number", float: "number", bool: "truth value", type(None): "null",
+}  # fmt: skip

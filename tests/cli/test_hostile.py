@@ -1,0 +1,118 @@
+"""Folders and files that somebody else has written, at the command line: no code of theirs is run, nothing is
+guessed, and the answer is one sentence."""
+
+import io
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cosformer.cli import main
+
+CODE = "from pathlib import Path\nPath('ran').touch()\nclass Evil: pass\n"
+DEEP = b"[" * 100_000
+
+
+def config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def weights(folder, change):
+    stored = load_file(folder / "model.safetensors")
+    change(stored)
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def strip_layers(stored):
+    for name in [n for n in stored if ".layers." in n]:
+        del stored[name]
+
+
+def code_for(name):
+    def write(folder):
+        (folder / "evil.py").write_text(CODE)
+        path = folder / name
+        found = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+        path.write_text(json.dumps(found))
+
+    return write
+
+
+# What is done to a saved model, and what `cosformer generate` has to say of it.
+FOLDERS = {
+    "code beside a tokenizer": (code_for("tokenizer_config.json"), "names code of its own"),
+    "code beside a model": (code_for("config.json"), "names code of its own"),
+    "weights without layers": (lambda f: weights(f, strip_layers), "lacks model.layers.0"),
+    "weights left over": (lambda f: weights(f, lambda s: s.update(more=torch.ones(1))), "has more, which"),
+    "weights that are not numbers": (
+        lambda f: weights(f, lambda s: s["model.embed_tokens.weight"].fill_(torch.nan)),
+        "holds NaN",
+    ),
+    "a list for a configuration": (lambda f: (f / "config.json").write_text("[]"), "must hold a JSON object"),
+    "a deep configuration": (lambda f: (f / "config.json").write_bytes(DEEP), "nested too deeply"),
+    "a dtype that does not exist": (lambda f: config(f, dtype="float23"), "'float23'"),
+    "a dtype that is no name": (lambda f: config(f, dtype=7), "dtype 7"),
+    "a tokenizer cut short": (
+        lambda f: (f / "tokenizer.json").write_bytes((f / "tokenizer.json").read_bytes()[:500]),
+        "tokenizer of",
+    ),
+    "a deep tokenizer": (lambda f: (f / "tokenizer.json").write_bytes(DEEP), "tokenizer of"),
+    "a list for a tokenizer": (lambda f: (f / "tokenizer_config.json").write_text("[1]"), "must hold a JSON"),
+    "architectures of another kind": (lambda f: config(f, architectures=7), "architectures"),
+    "an index for weights": (
+        lambda f: (
+            (f / "model.safetensors").rename(f / "x.safetensors"),
+            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x.safetensors"}}'),
+        ),
+        "names no safetensors files of its own folder",
+    ),
+}
+
+
+def run(capsys, arguments):
+    try:
+        code = main([str(a) for a in arguments])
+    except SystemExit as left:
+        code = left.code
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_that_is_not_what_it_should_be(name, saved, tmp_path, capsys, monkeypatch):
+    spoil, says = FOLDERS[name]
+    folder = shutil.copytree(saved, tmp_path / "model")
+    spoil(folder)
+    monkeypatch.chdir(tmp_path)
+    answers = io.StringIO("y\n" * 10)
+    monkeypatch.setattr(sys, "stdin", answers)
+    code, said = run(capsys, ["generate", folder, "--prompt", "a", "--tokens", "2"])
+    assert not (tmp_path / "ran").exists(), "code was run"
+    assert answers.tell() == 0, "a question was asked"
+    assert code == 2, said
+    assert says in said
+    assert len(said.strip().splitlines()) == 1, said
+
+
+def test_a_damaged_tokenizer_is_not_replaced_by_bytes(saved, tmp_path, capsys):
+    """A model over 256 bytes needs none, but what is there and cannot be read was meant to be used."""
+    folder = shutil.copytree(saved, tmp_path / "model")
+    config(folder, vocab_size=256, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    (folder / "generation_config.json").unlink()
+    weights(folder, lambda s: s.update({n: x[:256].clone() for n, x in s.items() if "embed_tokens" in n}))
+    typed = ["generate", folder, "--prompt", "a", "--tokens", "2"]
+    whole = (folder / "tokenizer.json").read_bytes()
+    for damaged in (whole[:500], b"", b"{}", b"[]", whole.replace(b"BPE", b"ABC")):
+        (folder / "tokenizer.json").write_bytes(damaged)
+        code, said = run(capsys, typed)
+        assert code == 2, said
+        assert "tokenizer" in said
+        assert len(said.strip().splitlines()) == 1, said
+    (folder / "tokenizer.json").unlink()  # tokenizer_config.json tells that there was one
+    code, said = run(capsys, typed)
+    assert (code, "no tokenizer.json" in said) == (2, True), said
+    (folder / "tokenizer_config.json").unlink()
+    assert run(capsys, typed)[0] == 0
