@@ -32,7 +32,7 @@ def test_an_entry_is_built_once_for_each_settings():
     first = cache.entry("kind", {"a": 1, "b": [2, 3]}, build)
     assert cache.entry("kind", {"b": [2, 3], "a": 1}, build) == first, "the order of settings means nothing"
     assert len(built) == 1
-    assert files(first) == ["part/one", "settings.json"]
+    assert files(first) == ["checksums.json", "part/one", "settings.json"]
     others = {
         cache.entry("kind", {"a": 2, "b": [2, 3]}, build),
         cache.entry("other", {"a": 1, "b": [2, 3]}, build),
@@ -59,7 +59,7 @@ def test_nothing_is_left_of_a_failure(error):
     with pytest.raises(error):
         cache.entry("kind", {}, broken)
     assert list((cache.root() / "kind").iterdir()) == []
-    assert files(cache.entry("kind", {}, fill)) == ["part/one", "settings.json"]
+    assert files(cache.entry("kind", {}, fill)) == ["checksums.json", "part/one", "settings.json"]
 
 
 def _slow(queue, kill):
@@ -92,7 +92,7 @@ def test_a_killed_process_leaves_no_entry_and_no_lock():
     process.start()
     process.join(timeout=60)
     assert process.exitcode == -signal.SIGKILL
-    assert files(cache.entry("kind", {}, fill)) == ["part/one", "settings.json"]
+    assert files(cache.entry("kind", {}, fill)) == ["checksums.json", "part/one", "settings.json"]
 
 
 def test_a_folder_that_cannot_be_written(monkeypatch, tmp_path):

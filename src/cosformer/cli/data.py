@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     with needs_models():
         from cosformer import tasks
+        from cosformer.tasks import cache
     if args.task is None:
         if args.fetch:
             raise Mistake("--fetch wants the name of a task: cosformer data sst2 --fetch.")
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         for path in tasks.fetch(args.task) if args.fetch else []:
             print(f"fetched {path}")
-        print(opened(args.task, overrides(args.settings)))
+        with cache.every_byte_is_verified():
+            print(opened(args.task, overrides(args.settings)))
     except (ValueError, TypeError) as error:  # data that is missing or damaged among them
         raise Mistake(str(error)) from None
     return 0

@@ -2,7 +2,8 @@
 
 The folder is `COSFORMER_CACHE`, else `cosformer` in the user's cache folder (`XDG_CACHE_HOME`, else
 ~/.cache). An entry is a folder named by a digest of everything it depends on. It is written aside and renamed
-when it is complete, so that whatever has its final name is whole; a second process waits for the first.
+when it is complete, so that whatever has its final name was whole once; checksums tell whether it still is,
+and what is damaged is made again. A second process waits for the first.
 """
 
 import contextlib
@@ -16,8 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cosformer import checksums
+
 VARIABLE = "COSFORMER_CACHE"
 _may_build = True
+_fully = False
 
 
 class NotBuilt(Exception):
@@ -33,6 +37,17 @@ def nothing_is_built() -> Iterator[None]:
         yield
     finally:
         _may_build = before
+
+
+@contextlib.contextmanager
+def every_byte_is_verified() -> Iterator[None]:
+    """Inside, entries are read to the last byte before they are used, also the large ones."""
+    global _fully
+    before, _fully = _fully, True
+    try:
+        yield
+    finally:
+        _fully = before
 
 
 logger = logging.getLogger(__name__)
@@ -54,31 +69,55 @@ def entry(kind: str, settings: Mapping[str, Any], build: Callable[[Path], None])
     """
     text = json.dumps({"kind": kind, "settings": settings}, sort_keys=True, indent=1)
     target = root() / kind / hashlib.sha256(text.encode()).hexdigest()[:20]
-    if target.is_dir():
+    wrong = _damage(target)
+    if wrong is None:
         return target
     if not _may_build:
         raise NotBuilt(str(target))
+    said = f"{target} is damaged ({wrong}), and " if target.exists() else ""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = _lock(target.with_suffix(".lock"))
     except OSError as error:
-        raise OSError(
-            f"the cache folder {root()} cannot be written ({error.strerror}); set {VARIABLE} to one that can."
-        ) from error
+        raise _unwritable(said, error) from error
     with lock:
-        if target.is_dir():
+        wrong = _damage(target)
+        if wrong is None:
             return target
+        if target.exists():
+            logger.warning("%s is damaged (%s): it is made again.", target, wrong)
         logger.info("making %s, once, in %s", kind, target)
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        try:
+            aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        except OSError as error:
+            raise _unwritable(said, error) from error
         try:
             build(aside)
             (aside / "settings.json").write_text(text + "\n")
+            checksums.write(aside)
             _flush(aside)
             aside.chmod(0o755)
+            if target.exists():  # damaged: a folder cannot be renamed onto another
+                target.rename(aside.with_suffix(".damaged"))
             aside.rename(target)
         finally:
+            shutil.rmtree(aside.with_suffix(".damaged"), ignore_errors=True)
             shutil.rmtree(aside, ignore_errors=True)
     return target
+
+
+def _damage(target: Path) -> str | None:
+    """What is wrong with an entry, or None: also that it is not there."""
+    if not target.is_dir():
+        return "it is not there"
+    return checksums.damage(target, fully=_fully)
+
+
+def _unwritable(said: str, error: OSError) -> OSError:
+    return OSError(
+        f"{said}the cache folder {root()} cannot be written ({error.strerror}); set {VARIABLE} to one "
+        "that can."
+    )
 
 
 @contextlib.contextmanager
