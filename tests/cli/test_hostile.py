@@ -3,6 +3,7 @@ guessed, and the answer is one sentence."""
 
 import io
 import json
+import os
 import shutil
 import sys
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosformer.cli import main
+from cosformer.lock import locked
 
 CODE = "from pathlib import Path\nPath('ran').touch()\nclass Evil: pass\n"
 DEEP = b"[" * 100_000
@@ -116,3 +118,16 @@ def test_a_damaged_tokenizer_is_not_replaced_by_bytes(saved, tmp_path, capsys):
     assert (code, "no tokenizer.json" in said) == (2, True), said
     (folder / "tokenizer_config.json").unlink()
     assert run(capsys, typed)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "typed", [["train", "mqar", "--scale", "tiny", "--folder"], ["demo", "--tiny", "--out"]]
+)
+def test_a_folder_in_use_is_refused(typed, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with locked(tmp_path / "run", "trains"):
+        code, said = run(capsys, [*typed, tmp_path / "run"])
+    assert code == 2
+    assert f"is in use: process {os.getpid()} " in said
+    assert len(said.strip().splitlines()) == 1, said
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock.json"], "nothing was begun"

@@ -3,10 +3,12 @@
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cosformer.cli import info
 from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_folder
 from cosformer.cli.parser import Parser, number
+from cosformer.lock import locked
 from cosformer.terminal import Progress, plain
 
 HELP = "train a small cosFormer beside softmax, compare, and report; five minutes"
@@ -35,14 +37,20 @@ def run(args: argparse.Namespace) -> int:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    from cosformer.demo.page import figures
-    from cosformer.demo.run import Demo, Occupied
     from cosformer.demo.settings import TINY, Settings
 
     settings = TINY if args.tiny else Settings()
     if args.seconds is not None:
         settings = replace(settings, seconds=args.seconds)
     folder = writable_folder("--out", args.out)
+    with locked(folder, "makes a demonstration"):
+        return _demonstrate(args, folder, settings)
+
+
+def _demonstrate(args: argparse.Namespace, folder: Path, settings: Any) -> int:
+    from cosformer.demo.page import figures
+    from cosformer.demo.run import Demo, Occupied
+
     versions, cpu = info.versions(), info.devices()[0]
     machine = {
         "name": cpu["name"],

@@ -1,15 +1,17 @@
 """Turning a run into a record: the one way anything here is trained, resumed and evaluated."""
 
 import logging
+import os
 import shutil
 import uuid
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cosformer import machine, tasks
+from cosformer.lock import locked
 from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, files, model, record
@@ -55,8 +57,15 @@ def train(
     """
     folder, commit = Path(folder), machine.commit()  # files may change while it trains
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
-    device = device_of(run)
-    settings = arguments(run, folder, device)
+    # Of several processes the first holds the folder. Nothing else is changed before it does.
+    with locked(folder, "trains") if os.environ.get("RANK", "0") == "0" else nullcontext():
+        return _train(run, folder, commit, resume=resume, progress=progress, results=results)
+
+
+def _train(
+    run: Run, folder: Path, commit: dict[str, Any], *, resume: bool, progress: bool | Progress, results: Path
+) -> dict[str, Any]:
+    settings = arguments(run, folder, device_of(run))
     with settings.main_process_first(desc="preparing the folder"):
         if settings.process_index == 0:
             _prepare(run, folder, resume)
