@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cosformer.training import record_file
+
 
 def flush(path: Path) -> None:
     """Waits until a file, or the list of names of a folder, is on the disk."""
@@ -55,21 +57,26 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def append_once(path: Path, record: dict[str, Any], key: str) -> bool:
     """Adds a line for a record, unless one with the same value under `key` is there; whether it did.
 
-    Several processes may do so at once. What a crash left of a line is taken away first.
+    Several processes may do so at once. What a crash left of such a line is taken away first; a file that
+    holds anything else is refused, and stays as it is.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        record_file.ordinary(path)
     with _locked(path) as descriptor:
         content = path.read_bytes()
-        os.ftruncate(descriptor, content.rfind(b"\n") + 1)
-        if json.dumps({key: record[key]})[1:-1].encode() in content:
-            return False
+        known, kept = record_file.scan(path, content, record_file.opening(record, key))
+        os.ftruncate(descriptor, kept)
         os.lseek(descriptor, 0, os.SEEK_END)
-        data = (json.dumps(record) + "\n").encode()
+        data = b"" if content[:kept].endswith(b"\n") or not kept else b"\n"
+        is_new = all(other.get(key) != record[key] for other in known)
+        if is_new:
+            data += (json.dumps(record) + "\n").encode()
         while data:
             data = data[os.write(descriptor, data) :]
         os.fsync(descriptor)
     flush(path.parent)
-    return True
+    return is_new
 
 
 @contextmanager

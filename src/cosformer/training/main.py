@@ -14,7 +14,7 @@ from cosformer import machine, tasks
 from cosformer.lock import locked
 from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
-from cosformer.training import checkpoint, evaluation, files, model, record
+from cosformer.training import checkpoint, evaluation, files, model, record, record_file
 from cosformer.training.arguments import arguments
 from cosformer.training.clock import peak_memory
 from cosformer.training.interrupt import Interrupt
@@ -57,6 +57,7 @@ def train(
     """
     folder, commit = Path(folder), machine.commit()  # files may change while it trains
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
+    record_file.check(results)
     # Of several processes the first holds the folder. Nothing else is changed before it does.
     with locked(folder, "trains") if os.environ.get("RANK", "0") == "0" else nullcontext():
         return _train(run, folder, commit, resume=resume, progress=progress, results=results)

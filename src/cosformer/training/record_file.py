@@ -1,0 +1,64 @@
+"""What may be written behind a file of records: one JSON object a line, and perhaps a line that a crash of
+this program has cut off. Whatever else stands there is somebody's, and is neither cut nor written behind."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from cosformer.record_format import FORMAT
+
+LIMIT = 1024**3  # bytes
+_OPENING = json.dumps({"format": FORMAT})[:-1].encode()
+
+
+def check(path: Path) -> None:
+    """Raises unless records can be appended to the file, or it is not there yet."""
+    if path.exists():
+        ordinary(path)
+        scan(path, path.read_bytes(), _OPENING)
+
+
+def opening(record: dict[str, Any], key: str) -> bytes:
+    """How lines of such records begin: the first field, with its value where that is the same in all."""
+    name = next(iter(record))
+    text = json.dumps({name: record[name]})[:-1]
+    return (text if name != key else text[: text.index(":") + 2]).encode()
+
+
+def scan(path: Path, content: bytes, begins: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The records of a file, and how many of its bytes are to be kept: all but a line that was begun here and
+    not finished. A last line that lacks nothing but its end counts."""
+    *lines, tail = content.split(b"\n")
+    found = [_object(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not tail:
+        return found, len(content)
+    try:
+        return [*found, _object(path, len(lines) + 1, tail)], len(content)
+    except ValueError:
+        if tail.startswith(begins) or begins.startswith(tail):
+            return found, len(content) - len(tail)
+        raise
+
+
+def ordinary(path: Path) -> None:
+    """Raises for what cannot be read to its end: a device, a pipe, a file beyond the limit."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _foreign(path, "it is no ordinary file")
+    if status.st_size > LIMIT:
+        raise _foreign(path, f"it has {status.st_size:,} bytes")
+
+
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise _foreign(path, f"line {number} is no JSON object")
+    return found
+
+
+def _foreign(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is no file of records ({why}): nothing was written to it; give another file.")
