@@ -329,8 +329,8 @@ def test_only_words_begin_with_a_capital(said, shown, tmp_path, monkeypatch):
 
 
 def test_sentences_of_our_own_are_said_as_they_are():
-    assert about(OSError("set COSFORMER_CACHE."))[0] == "set COSFORMER_CACHE."
-    assert about(OSError(13, "Permission denied", "x"))[0] == "permission denied (x)."
+    assert about(OSError("set COSFORMER_CACHE.")) == "set COSFORMER_CACHE."
+    assert about(OSError(13, "Permission denied", "x")) == "permission denied (x)."
 
 
 def test_a_name_at_the_beginning_stays_as_it_is(capsys):

@@ -32,7 +32,7 @@ def test_the_earlier_file_stays(fails, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "says", "code"),
     [
-        (errno.ENOSPC, "the disk is full", 1),
+        (errno.ENOSPC, "the disk is full", 2),
         (errno.EROFS, "read-only", 2),
         (errno.EACCES, "permission denied", 2),
     ],
@@ -61,6 +61,6 @@ def test_a_full_disk_for_the_output():
             env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
             stdout=stdout, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "the disk is full" in done.stderr.lower()
     assert "Traceback" not in done.stderr

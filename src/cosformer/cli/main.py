@@ -1,5 +1,6 @@
 """The command itself: which subcommands there are, and what is said when one cannot go on."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from types import ModuleType
 
 from cosformer import __version__
 from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, train
-from cosformer.cli.mistakes import Mistake, Stopped, about, capitalised
+from cosformer.cli.mistakes import Mistake, Stopped, about, capitalised, full_disk
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.cli.runs import Failed
 
@@ -74,7 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return _say(args.command, *about(error))
+        return _say(args.command, about(error), 2)
+    except Exception as error:
+        if not full_disk(error):
+            raise
+        return _say(args.command, about(OSError(errno.ENOSPC, "no space left")), 2)
 
 
 def _say(command: str, sentence: str, code: int) -> int:

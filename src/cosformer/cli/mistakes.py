@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,29 @@ class Stopped(Exception):
     """Ctrl-C: what was kept, and the command that goes on from there; exit code 130."""
 
 
-def about(error: OSError) -> tuple[str, int]:
-    """The sentence and the exit code for what the operating system refused."""
+def about(error: OSError) -> str:
+    """The sentence for what the operating system refused."""
     where = f" ({error.filename})" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full{where}: free some space and run the command again; {KEPT}.", 1
+    if full_disk(error):
+        return f"the disk is full{where}: free some space and run the command again; {KEPT}."
     if error.errno == errno.EROFS:
-        return f"the file system is read-only{where}: choose another folder; {KEPT}.", 2
-    return f"{_reason(error)}{where}.", 2
+        return f"the file system is read-only{where}: choose another folder; {KEPT}."
+    return f"{_reason(error)}{where}."
+
+
+def full_disk(error: BaseException | None) -> bool:
+    """Whether there was no room left to write to, in whichever words a library says so; a limit of the
+    process (`ulimit -f`) counts."""
+    while error is not None:
+        if getattr(error, "errno", None) in _FULL or re.search(_FULL_WORDS, str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What the operating system's words become in Rust (safetensors, tokenizers), and in NumPy.
+_FULL_WORDS = rf"\(os error ({'|'.join(map(str, _FULL))})\)|\d+ requested and \d+ written"
 
 
 def _reason(error: OSError) -> str:

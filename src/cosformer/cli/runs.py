@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_file, writable_folder
+from cosformer.cli.mistakes import Mistake, Stopped, full_disk, needs_models, writable_file, writable_folder
 from cosformer.cli.parser import Parser, did_you_mean, one_of
 
 SCALES = ("tiny", "small", "paper")
@@ -100,7 +100,7 @@ def _compilers() -> list[str]:
 
 def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]) -> dict[str, Any]:
     """Trains one run, or goes on with it; `again` is the command that does so."""
-    from cosformer.training import Diverged, Interrupted
+    from cosformer.training import Diverged, Interrupted, checkpoint
     from cosformer.training import train as train_
     from cosformer.training.main import device_of
 
@@ -123,6 +123,14 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
         raise Failed(str(error)) from None
     except (ValueError, FileExistsError, FileNotFoundError) as error:
         raise Mistake(str(error)) from None
+    except Exception as error:
+        if not full_disk(error):
+            raise
+        last = max(checkpoint.steps(folder), default=None)
+        kept = f"{folder / checkpoint.name(last)} is kept" if last else f"{folder} has no checkpoint yet"
+        raise Mistake(
+            f"the disk is full; {kept}. Free some space and go on with: {shlex.join(again)}"
+        ) from None
     return record
 
 

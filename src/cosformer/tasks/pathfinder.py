@@ -1,6 +1,7 @@
 """Pathfinder and Path-X of the Long Range Arena (Linsley et al., 2018; Tay et al., 2020,
 arXiv:2011.04006)."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -153,6 +154,8 @@ def _generate(stimulus: Stimulus, seed: int, counts: dict[Split, int], folder: P
         split: np.lib.format.open_memmap(folder / f"{split}.npy", "w+", np.uint8, (count, side, side))
         for split, count in counts.items()
     }
+    for split in out:
+        _allocate(folder / f"{split}.npy")
     labels = {split: np.empty(count, np.uint8) for split, count in counts.items()}
     jobs = [(job, place.stop - place.start) for job, (_, place) in enumerate(places)]
     made = workers.ordered(partial(_job, stimulus, seed), jobs)
@@ -161,6 +164,13 @@ def _generate(stimulus: Stimulus, seed: int, counts: dict[Split, int], folder: P
     for split, array in out.items():
         array.flush()
         np.save(folder / f"{split}.labels.npy", labels[split])
+
+
+def _allocate(path: Path) -> None:
+    """Takes the room on the disk at once: where it is full, writing to a mapped file kills the process."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def contact_sheet(task: Pathfinder, path: Path, across: int = 8, down: int = 4) -> None:

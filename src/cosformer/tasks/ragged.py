@@ -49,7 +49,7 @@ class RaggedWriter:
         if isinstance(row, bytes):
             row = np.frombuffer(row, np.uint8)
         row = np.asarray(row, dtype=self.dtype)
-        row.tofile(self.file)
+        self.file.write(row.tobytes())  # tofile says nothing of a full disk
         self.ends.append(self.ends[-1] + len(row))
 
     def __enter__(self) -> "RaggedWriter":

@@ -170,7 +170,7 @@ def _build(task: WikiText, paths: dict[Split, Path], folder: Path) -> None:
 
         with (folder / f"{split}.{dtype.name}").open("wb") as out:
             for ids in encode(words()):
-                np.array(ids, dtype).tofile(out)
+                out.write(np.array(ids, dtype).tobytes())  # tofile says nothing of a full disk
         expected = (task.official_words[split],) if task.official else ()
         sources.counted(path, total, expected, "words with <eos>")
 

@@ -24,9 +24,13 @@ def write_text(path: Path, text: str) -> None:
     """Replaces a file whole: written aside, flushed, renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    flush(aside)
-    aside.replace(path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        flush(aside)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
     flush(path.parent)
 
 

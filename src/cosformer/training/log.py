@@ -1,5 +1,6 @@
 """The log of a run: one JSON object a line, always; TensorBoard beside it where it is installed."""
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
@@ -58,6 +59,13 @@ class Log:
             flush(self.path)
         if self._board is not None:
             self._board.flush()
+
+    def abandon(self) -> None:
+        """After a failure: what a full disk did not take is given up, and is not tried again."""
+        opened, self._file = self._file, None
+        if opened is not None:
+            with contextlib.suppress(OSError):
+                opened.close()
 
     def close(self) -> None:
         if self._file is not None:

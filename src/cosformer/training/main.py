@@ -4,7 +4,8 @@ import logging
 import os
 import shutil
 import uuid
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cosformer.training.interrupt import Interrupt
 from cosformer.training.loader import Collated
 from cosformer.training.log import Log
 from cosformer.training.order import Order
-from cosformer.training.progress import Progress, chosen
+from cosformer.training.progress import Bar, Progress, chosen
 from cosformer.training.resident import LIMIT, Resident, TooLarge, is_static
 from cosformer.training.run import Run
 from cosformer.training.status import Status, best
@@ -94,10 +95,11 @@ def _train(
         log.rewind(status.step, unscored=status.unscored)
         if start is not None:
             log.write(status.step, event="resumed")
-    with Interrupt() as interrupt:
+    shown = chosen(progress if main else False, f"{run.task} · {run.mechanism}")
+    with Interrupt() as interrupt, _left_tidy(folder, log, shown):
         trainer = RunTrainer(
             run, task, net, folder, settings, order=order, sources=sources, log=log, interrupt=interrupt,
-            status=status, progress=chosen(progress if main else False, f"{run.task} · {run.mechanism}"),
+            status=status, progress=shown,
         )  # fmt: skip
         # Each process has its own dropout.
         torch.manual_seed(run.seed * 1_000_003 + settings.process_index)
@@ -131,6 +133,20 @@ def _train(
     trainer.progress({"step": status.step, "steps": run.steps, "done": True, **test})
     trainer.accelerator.wait_for_everyone()
     return made
+
+
+@contextmanager
+def _left_tidy(folder: Path, log: Log | None, shown: Progress) -> Iterator[None]:
+    """A run that ends early leaves no bar in the line, and no half checkpoint on a disk that may be full."""
+    try:
+        yield
+    except BaseException:
+        if log is not None:
+            log.abandon()
+            checkpoint.sweep(folder)
+        if isinstance(shown, Bar):
+            shown.close()
+        raise
 
 
 def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) -> dict[str, float]:

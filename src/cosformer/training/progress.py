@@ -35,6 +35,10 @@ class Bar:
             self._bar.refresh()  # which the bar itself does only where a step was made
             self._drawn = time.monotonic()
         if event.get("done"):
+            self.close()
+
+    def close(self) -> None:
+        if self._bar is not None:
             self._bar.close()
 
 
