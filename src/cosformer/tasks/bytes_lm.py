@@ -91,7 +91,9 @@ class Enwik8(ByteStream):
             "enwik8/enwik8", advice="Take mattmahoney.net/dc/enwik8.zip and unpack it into a folder enwik8."
         )
         if path.suffix:
-            folder = cache.entry("enwik8", {"file": sources.identity(path)}, partial(_unpack, path))
+            folder = cache.entry(
+                "enwik8", {"file": sources.identity(path)}, partial(_unpack, path, self.official)
+            )
             whole = np.memmap(folder / "enwik8", np.uint8, "r")
         else:
             whole = np.memmap(path, np.uint8, "r")
@@ -125,9 +127,9 @@ class PythonSource(ByteStream):
         return np.memmap(folder / "source", np.uint8, "r")
 
 
-def _unpack(path: Path, folder: Path) -> None:
+def _unpack(path: Path, official: bool, folder: Path) -> None:
     with (folder / "enwik8").open("wb") as out:
-        for piece in sources.pieces(path):
+        for piece in sources.pieces(path, limit=10**8 if official else None):
             out.write(piece)
 
 

@@ -120,9 +120,9 @@ def _cut(path: Path) -> png.Picture:
 
 def _labels(path: Path, official: bool) -> dict[str, png.Picture]:
     try:
-        found = json.loads(b"".join(sources.pieces(path)))
-        parts = {name: found[name] for name in _COUNTS}
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        found = json.loads(b"".join(sources.pieces(path, limit=1 << 26)))
+        parts = {name: list(found[name]) for name in _COUNTS}
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise sources.bad(path, None, f"JSON with y_train and y_test is expected ({error!r})") from error
     for name, part in parts.items():
         sources.counted(path, len(part), (_COUNTS[name],) if official else (), f"labels in {name}")

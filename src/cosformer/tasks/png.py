@@ -11,12 +11,16 @@ from cosformer.tasks.sources import bad
 
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
 
+MOST = 1 << 26  # pixels of a picture; a sheet of CIFAR-10 has 10,240,000
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY = (8, 0, 0, 0, 0)  # bits, colour type, compression, filter, interlace
 
 
 def read(path: Path) -> Picture:
-    """The picture [height, width]."""
+    """The picture [height, width], of at most `MOST` pixels: nothing is unpacked beyond what the header says,
+    nor before it is known to be possible."""
+    if path.stat().st_size > 2 * MOST:
+        raise bad(path, None, f"no PNG of a data set has {path.stat().st_size:,} bytes")
     data = path.read_bytes()
     if not data.startswith(_SIGNATURE):
         raise bad(path, None, "no PNG file")
@@ -28,6 +32,8 @@ def read(path: Path) -> Picture:
         if len(check) < 4 or zlib.crc32(kind + content) != int.from_bytes(check):
             raise bad(path, None, f"the PNG file is cut off or damaged at byte {at:,}")
         if kind == b"IHDR":
+            if len(content) != 13:
+                raise bad(path, None, f"the PNG's header has {len(content)} bytes instead of 13")
             header = struct.unpack(">IIBBBBB", content)
         elif kind == b"IDAT":
             packed.append(content)
@@ -38,13 +44,17 @@ def read(path: Path) -> Picture:
     width, height = header[:2]
     if header[2:] != _GREY:
         raise bad(path, None, "the PNG must be grey, of 8 bits, not interlaced")
+    if not 0 < width * height <= MOST:
+        raise bad(path, None, f"a PNG of {width:,} x {height:,} pixels is none of a data set")
     try:
-        raw = zlib.decompress(b"".join(packed))
+        raw = zlib.decompressobj().decompress(b"".join(packed), height * (width + 1) + 1)
     except zlib.error as error:
         raise bad(path, None, f"the PNG's pixels cannot be unpacked ({error})") from error
     if len(raw) != height * (width + 1):
         raise bad(
-            path, None, f"the PNG should hold {height} rows of {width} pixels, but it has {len(raw)} bytes"
+            path,
+            None,
+            f"the PNG should hold {height} rows of {width} pixels, but its data are of another size",
         )
     rows = np.frombuffer(raw, np.uint8).reshape(height, width + 1)
     if rows[:, 0].max(initial=0) > 4:

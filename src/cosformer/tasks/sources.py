@@ -17,8 +17,12 @@ from typing import IO, Any
 from cosformer.tasks import cache
 
 VARIABLE = "COSFORMER_DATA"
+# An archive may be a thousand times larger than its file. The largest file of a data set that is read here
+# has less than 2 GB, its longest line less than 2 MB.
+LIMIT = 16 * 1024**3
+LINE_LIMIT = 64 * 1024**2
 PACKED = ("", ".xz", ".gz")
-_DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
+_DAMAGED = (EOFError, MemoryError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
 
 class DataError(ValueError):
@@ -83,16 +87,23 @@ def opened(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def pieces(path: Path, size: int = 1 << 20) -> Iterator[bytes]:
-    """The unpacked content, a piece at a time."""
+def pieces(path: Path, size: int = 1 << 20, limit: int | None = None) -> Iterator[bytes]:
+    """The unpacked content, a piece at a time; at most `limit` bytes of it (`LIMIT`, where none is given)."""
     done = 0
     try:
         with opened(path) as file:
             while piece := file.read(size):
                 done += len(piece)
+                _within(path, done, limit)
                 yield piece
     except _DAMAGED as error:
         raise bad(path, None, f"the archive is damaged or cut off behind byte {done:,} ({error})") from error
+
+
+def _within(path: Path, done: int, limit: int | None = None) -> None:
+    limit = LIMIT if limit is None else limit
+    if done > limit:
+        raise bad(path, None, f"it unpacks to more than {limit:,} bytes, so it is not what it should be")
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -100,10 +111,14 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
     A line ends at a newline and nowhere else: texts hold other characters that Python would take for one.
     """
-    number = 0
+    number = done = 0
     try:
         with opened(path) as file:
-            for number, raw in enumerate(file, 1):
+            while raw := file.readline(LINE_LIMIT + 1):
+                number, done = number + 1, done + len(raw)
+                if len(raw) > LINE_LIMIT:
+                    raise bad(path, number, f"longer than {LINE_LIMIT:,} bytes")
+                _within(path, done)
                 try:
                     text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
@@ -144,8 +159,8 @@ def jsonl(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> Iterator
     for number, line in lines(path):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise bad(path, number, f"no JSON ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise bad(path, number, f"no JSON ({str(error) or 'nested too deeply'})") from error
         if not isinstance(record, dict):
             raise bad(path, number, f"a JSON object is expected, but there is {line[:60]!r}")
         for name, kind in fields.items():
