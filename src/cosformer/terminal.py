@@ -65,11 +65,11 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
             return f"{_three(value)} {unit}"
         value /= 1024
-    return f"{_three(value)} GiB"
+    return f"{_three(value)} PiB"
 
 
 def _three(x: float) -> str:

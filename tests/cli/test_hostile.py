@@ -64,6 +64,16 @@ FOLDERS = {
     ),
     "a deep tokenizer": (lambda f: (f / "tokenizer.json").write_bytes(DEEP), "tokenizer of"),
     "a list for a tokenizer": (lambda f: (f / "tokenizer_config.json").write_text("[1]"), "must hold a JSON"),
+    "a deep generation configuration": (
+        lambda f: (f / "generation_config.json").write_bytes(DEEP),
+        "nested too deeply",
+    ),
+    "a list for a generation configuration": (
+        lambda f: (f / "generation_config.json").write_text("[]"),
+        "must hold a JSON object",
+    ),
+    "words for numbers": (lambda f: config(f, hidden_size="wide"), "hidden_size"),
+    "a number for parameters": (lambda f: config(f, attention_parameters=7), "cannot be loaded"),
     "architectures of another kind": (lambda f: config(f, architectures=7), "architectures"),
     "an index for weights": (
         lambda f: (
@@ -131,3 +141,24 @@ def test_a_folder_in_use_is_refused(typed, tmp_path, capsys, monkeypatch):
     assert f"is in use: process {os.getpid()} " in said
     assert len(said.strip().splitlines()) == 1, said
     assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock.json"], "nothing was begun"
+
+
+def test_a_generation_configuration_decides_nothing(saved, tmp_path, capsys):
+    """It may ask for a million beams; the command line says what is done."""
+    folder = shutil.copytree(saved, tmp_path / "model")
+    typed = ["generate", folder, "--prompt", "a", "--tokens", "8", "--greedy"]
+    assert main([str(word) for word in typed]) == 0
+    expected = capsys.readouterr().out
+    asked = {"num_beams": 10**6, "num_return_sequences": 10**6, "repetition_penalty": 9.0, "max_time": 1e-9}
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | asked))
+    assert main([str(word) for word in typed]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_a_context_that_is_too_large(saved, tmp_path, capsys):
+    path = tmp_path / "context.txt"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # which takes no room on the disk
+    code, said = run(capsys, ["generate", saved, "--context", path])
+    assert (code, "at most" in said) == (2, True), said

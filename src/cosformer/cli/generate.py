@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from cosformer.cli import devices
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models, readable_file
-from cosformer.cli.parser import Parser, number, positive_int
+from cosformer.cli.mistakes import Mistake, Stopped, needs_models, out_of_memory, readable_file
+from cosformer.cli.parser import Parser, number, positive_int, seed
 from cosformer.reading import json_object
 from cosformer.terminal import Progress
 
@@ -24,6 +24,8 @@ EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "import " --greedy --seed 1
 """
 
+_ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+LONGEST = 1 << 30  # bytes of a context
 PIECE = 2048  # tokens of a context that are read at once
 
 
@@ -38,7 +40,7 @@ def arguments(p: Parser) -> None:
         "--top_p", type=number(0, 1), help="choose among the likeliest of this share (default: all)"
     )
     p.add_argument("--greedy", action="store_true", help="always the likeliest token")
-    p.add_argument("--seed", type=int, default=0, help="default: 0")
+    p.add_argument("--seed", type=seed, default=0, help="default: 0")
     devices.add(p)
 
 
@@ -71,8 +73,15 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
             made = ", ".join(heads) or "a model without a head" if named else f"architectures {heads!r}"
             raise Mistake(f"{folder} holds {made}; a CosformerForCausalLM is wanted to continue a text.")
         model = loading.load_model(CosformerForCausalLM, folder, dtype=dtype)
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+    except Mistake:
+        raise
+    except Exception as error:  # whatever a library makes of files that somebody else wrote
+        if out_of_memory(error):
+            raise
         raise Mistake(f"{folder} cannot be loaded: {_first(error)}") from None
+    # Only what the command line says decides how tokens are chosen: a file could ask for a million beams.
+    ends = {name: getattr(model.generation_config, name) for name in _ENDS}
+    model.generation_config = transformers.GenerationConfig(**ends)
     return model.to(device).eval(), _tokenizer(folder, model.config)
 
 
@@ -177,6 +186,10 @@ def run(args: argparse.Namespace) -> int:
     context = ""
     if args.context is not None:
         path = readable_file("--context", args.context)
+        if path.stat().st_size > LONGEST:
+            raise Mistake(
+                f"--context {path} has {path.stat().st_size:,} bytes; at most {LONGEST:,} are read."
+            )
         try:
             context = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from cosformer import __version__
 from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, train
-from cosformer.cli.mistakes import Mistake, Stopped, about, capitalised, full_disk
+from cosformer.cli.mistakes import KEPT, Mistake, Stopped, about, capitalised, full_disk, out_of_memory
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.cli.runs import Failed
 
@@ -77,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _say(args.command, about(error), 2)
     except Exception as error:
+        if out_of_memory(error):
+            return _say(args.command, f"there is not enough memory: choose smaller sizes; {KEPT}.", 2)
         if not full_disk(error):
             raise
         return _say(args.command, about(OSError(errno.ENOSPC, "no space left")), 2)

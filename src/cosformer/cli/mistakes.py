@@ -36,6 +36,12 @@ def full_disk(error: BaseException | None) -> bool:
     return False
 
 
+def out_of_memory(error: BaseException) -> bool:
+    return (
+        isinstance(error, MemoryError) or "out of memory" in str(error) or "not enough memory" in str(error)
+    )
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What the operating system's words become in Rust (safetensors, tokenizers), and in NumPy.
 _FULL_WORDS = rf"\(os error ({'|'.join(map(str, _FULL))})\)|\d+ requested and \d+ written"

@@ -64,8 +64,18 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def positive_int(word: str) -> int:
-    if not word.isascii() or not word.isdigit() or int(word) < 1:
+    if not word.isascii() or not word.isdigit() or not word.strip("0"):
         raise argparse.ArgumentTypeError(f"a positive whole number is wanted, not {word!r}")
+    if len(word.lstrip("0")) > 9:
+        raise argparse.ArgumentTypeError(
+            f"a number below 1,000,000,000 is wanted, not one of {len(word)} digits"
+        )
+    return int(word)
+
+
+def seed(word: str) -> int:
+    if not word.isascii() or not word.isdigit() or len(word) > 10 or int(word) >= 2**32:
+        raise argparse.ArgumentTypeError("a whole number from 0 to 4,294,967,295 is wanted")
     return int(word)
 
 

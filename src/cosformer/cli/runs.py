@@ -59,8 +59,6 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
 def build(recipe: str, scale: str, attention: str, words: Sequence[str], option: str = "--attention") -> Any:
     """The run of a recipe; what is wrong with it is the user's to put right. `option` chose the attention."""
     with needs_models():
-        import torch
-
         from cosformer.attention import names
         from cosformer.tasks import build as build_task
         from cosformer.training import model, recipes
@@ -75,8 +73,7 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
             raise Mistake(f"{option}: {attention!r} is not known.{hint}")
         # Wrong settings of the task or of the model come to light here, and not in the middle of a run.
         task = build_task(run.task, **run.task_settings)
-        with torch.device("meta"):  # a model without weights, which costs nothing
-            model.HEADS[task.head](model.configuration(run, task))
+        model.refuse_what_does_not_fit(run, task)
         model.initial(run)
         if run.compile and run.compile_backend not in (backends := _compilers()):
             raise ValueError(

@@ -2,11 +2,13 @@
 
 from typing import Any, ClassVar
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cosformer import memory
 from cosformer.attention import Attention
 from cosformer.models import guard
 from cosformer.models.config import CosformerConfig
@@ -84,6 +86,12 @@ class CosformerPreTrainedModel(PreTrainedModel):
         if name_or_path is not None:
             name_or_path = str(guard.local_folder(name_or_path, kwargs))
             kwargs |= {"local_files_only": True, "trust_remote_code": False}
+            given = kwargs.get("config")
+            config = (
+                given if isinstance(given, CosformerConfig) else CosformerConfig.from_pretrained(name_or_path)
+            )
+            with torch.device("meta"):
+                memory.refuse_beyond(memory.of_model(cls(config)), f"the model of {name_or_path}")
         info_wanted = kwargs.pop("output_loading_info", False)
         may_differ = kwargs.pop("ignore_mismatched_sizes", False)
         try:

@@ -16,6 +16,12 @@ from cosformer.positions import Position
 
 POOLING = ("cls", "mean", "max")
 PAIR_DIFFERENCES = ("signed", "absolute")
+# Beyond these nobody has a model, and to count what one would take would take for ever.
+MOST = {
+    "num_hidden_layers": 4096, "num_attention_heads": 65_536, "num_key_value_heads": 65_536,
+    "max_position_embeddings": 2**53,
+}  # fmt: skip
+LARGEST_SIZE = 2**31 - 1
 HEAD_LOSSES = ("cross_entropy", "one_vs_each")
 # What transformers itself hands to a configuration beside its fields.
 _FOREIGN = {
@@ -157,9 +163,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
             "intermediate_size", "max_position_embeddings",
         ):  # fmt: skip
-            positive_int(name, getattr(self, name))
+            self._at_most(name, MOST.get(name, LARGEST_SIZE))
         if self.num_decoder_layers is not None:
-            positive_int("num_decoder_layers", self.num_decoder_layers)
+            self._at_most("num_decoder_layers", MOST["num_hidden_layers"])
         for name in ("norm_eps", "initializer_range"):
             positive(name, getattr(self, name))
         if self.embedding_range is not None:
@@ -216,6 +222,10 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
                 f"num_key_value_heads must be num_attention_heads {self.num_attention_heads} for attention "
                 f"{ungrouped!r}, which has no grouped heads, but got {self.num_key_value_heads}."
             )
+
+    def _at_most(self, name: str, most: int) -> None:
+        if positive_int(name, getattr(self, name)) > most:
+            raise ValueError(f"{name} must be at most {most:,}, but got {getattr(self, name):.6g}.")
 
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
         _one_of(name, getattr(self, name), known)

@@ -13,6 +13,7 @@ import torch
 
 from cosformer.reading import json_object
 
+GENERATION_CONFIG = "generation_config.json"
 CONFIG, TOKENIZER_CONFIG, ADAPTER = "config.json", "tokenizer_config.json", "adapter_config.json"
 # Of a hub's repository nothing else is fetched: no code, no pickles.
 _WANTED = ("*.json", "*.safetensors")
@@ -62,6 +63,8 @@ def checked(folder: Path) -> Path:
         )
     if (folder / CONFIG).exists():
         refuse_leading_elsewhere(json_object(folder / CONFIG, "Copy the folder again."), folder / CONFIG)
+    if (folder / GENERATION_CONFIG).exists():
+        json_object(folder / GENERATION_CONFIG, "Copy the folder again.")
     if (folder / TOKENIZER_CONFIG).exists():
         refuse_code(
             json_object(folder / TOKENIZER_CONFIG, "Copy the folder again."), folder / TOKENIZER_CONFIG

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from cosformer import memory
 from cosformer.models import guard
 from cosformer.models.config import CosformerConfig
 from cosformer.reading import json_object
@@ -112,6 +113,7 @@ def _load(
     config = load_config(folder) if config is None else config
     with torch.device("meta"):  # shapes alone, before memory is taken
         empty = head(config)
+    memory.refuse_beyond(memory.of_model(empty), f"the model of {folder}")
     body = f"{head.base_model_prefix}." if body_only else ""
     drawn = compare(empty, _stored_in(folder), folder, body)
     model = head.from_pretrained(folder, config=config, **({} if dtype is None else {"dtype": dtype}))

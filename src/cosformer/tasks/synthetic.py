@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cosformer import memory
 from cosformer.ops.checks import positive_int
 from cosformer.tasks.base import SPLITS, Row, Rows, Split, checked_split, row_number
 
@@ -33,4 +34,6 @@ def generator(seed: int, split: Split) -> np.random.Generator:
 def sizes(task: Any, split: Split) -> int:
     """`train_rows`, `valid_rows` or `test_rows` of a task."""
     name = f"{checked_split(split)}_rows"
-    return positive_int(name, getattr(task, name))
+    rows = positive_int(name, getattr(task, name))
+    memory.refuse_beyond(rows * task.length, f"{name}={rows:.6g} with texts of {task.length:.6g} tokens")
+    return rows

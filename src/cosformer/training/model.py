@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from cosformer import memory
 from cosformer.models import (
     CosformerConfig,
     CosformerForCausalLM,
@@ -44,6 +45,21 @@ def configuration(run: Run, task: Task) -> CosformerConfig:
     if task.num_labels is not None:
         sizes["num_labels"] = task.num_labels
     return CosformerConfig(**{**sizes, **run.model, "attention": run.attention})
+
+
+def refuse_what_does_not_fit(run: Run, task: Task) -> None:
+    """Raises where the weights, their gradients and the optimiser's two moments, or the hidden states of one
+    layer for the texts that are computed at once, are more than the machine's memory. Wrong settings of the
+    model come to light here too. Takes no memory itself."""
+    config = configuration(run, task)
+    with torch.device("meta"):
+        net = HEADS[task.head](config)
+    memory.refuse_beyond(4 * memory.of_model(net), "training this model")
+    for name, rows in (("batch", run.batch // run.accumulation), ("eval_batch", run.eval_batch)):
+        states = 4 * rows * min(task.length, config.max_position_embeddings) * config.hidden_size
+        memory.refuse_beyond(
+            states, f"one layer with {name}={rows:,} at once and texts of {task.length:,} tokens"
+        )
 
 
 def initial(run: Run) -> Path | None:

@@ -20,6 +20,17 @@ _CHOICES = {
     "data": ("auto", "device", "loader"),
 }
 
+# A seed is what NumPy takes; more workers than this are processes that wait for each other.
+_MOST = {
+    "seed": 2**32 - 1, "workers": 256, "steps": 10**9, "batch": 10**9, "eval_batch": 10**9, "warmup": 10**9,
+    "accumulation": 10**9, "eval_every": 10**12, "save_every": 10**12, "log_every": 10**12, "keep": 10**6,
+}  # fmt: skip
+_KINDS: dict[str, Any] = {
+    "task": str, "task_settings": dict, "model": dict, "attention": str | list, "initial": str | None,
+    "compile_backend": str,
+}  # fmt: skip
+_WORDS = {str: "text", dict: "an object", str | list: "a name or a list of names", str | None: "a folder"}
+
 
 @dataclass(frozen=True)
 class Run:
@@ -91,9 +102,18 @@ class Run:
     scale: str | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} must be {_WORDS[kind]}, but got {getattr(self, name)!r}.")
         for name in ("steps", "batch", "accumulation", "eval_every", "eval_batch", "save_every", "keep",
                      "log_every"):  # fmt: skip
             positive_int(name, getattr(self, name))
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be a whole number, but got {value!r}.")
+            if value > most:
+                raise ValueError(f"{name} must be at most {most:,}, but it is larger.")
         for name in ("learning_rate", "epsilon", "power"):
             positive(name, getattr(self, name))
         for name in ("compile", "gradient_checkpointing"):
@@ -103,6 +123,9 @@ class Run:
                 raise ValueError(
                     f"{name} must be one of {', '.join(known)}, but got {getattr(self, name)!r}."
                 )
+        for name in ("beta1", "beta2", "end", "weight_decay"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+                raise TypeError(f"{name} must be a number, but got {getattr(self, name)!r}.")
         for name in ("beta1", "beta2", "end"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}.")

@@ -1,0 +1,54 @@
+"""How much memory there is, and a refusal, with the figure, of what cannot fit into it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cosformer.terminal import size
+
+_GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def limit() -> int:
+    """Bytes that a process may have here: the machine's, or less where a container or a limit of the process
+    says so. 0 where nobody knows."""
+    return min((found for found in (physical(), _of_the_group(), _of_the_process()) if found), default=0)
+
+
+def physical() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def refuse_beyond(needed: int, what: str) -> None:
+    """Raises where so many bytes are more than there are at all. A refusal is certain to be right; that what
+    passes will fit is not."""
+    there = limit()
+    if there and needed > there:
+        raise ValueError(f"{what} takes {size(needed)}, and this machine has {size(there)} of memory.")
+
+
+def of_model(model: Any) -> int:
+    """Bytes of parameters and buffers, of a model on the meta device too."""
+    tensors = {id(x): x for x in (*model.parameters(), *model.buffers())}
+    return sum(x.numel() * x.element_size() for x in tensors.values())
+
+
+def _of_the_group() -> int:
+    for path in _GROUP:
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return 0
+
+
+def _of_the_process() -> int:
+    try:
+        import resource
+    except ImportError:
+        return 0
+    found = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return 0 if found == resource.RLIM_INFINITY else found
