@@ -230,9 +230,10 @@ class CosformerCache(Cache):
     @classmethod
     def load(cls, path: str | Path, config: CosformerConfig) -> "CosformerCache":
         """A saved cache, for a model with this configuration; move it with `to`."""
+        from cosformer.models.cache_check import check
         from cosformer.models.cache_file import read
 
-        return read(cls(config), Path(path))
+        return check(read(cls(config), Path(path)), config, Path(path))
 
     def to(self, device: torch.device | str) -> "CosformerCache":
         """Moves all states, and returns the cache itself."""

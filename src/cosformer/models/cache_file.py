@@ -12,8 +12,10 @@ from torch import Tensor
 
 from cosformer.attention import State
 from cosformer.attention.registry import state_type
+from cosformer.models import cache_check
 from cosformer.models.mixture import described, per_layer
 from cosformer.nn import ConvolvedState
+from cosformer.reading import parsed
 
 if TYPE_CHECKING:
     from cosformer.models.cache import CosformerCache
@@ -48,7 +50,9 @@ def read(into: "CosformerCache", path: Path) -> "CosformerCache":
         raise ValueError(f"{path} is damaged or incomplete ({error}): save the cache again.") from error
     if text is None:
         raise ValueError(f"{path} is not the file of a cache: CosformerCache.save writes those.")
-    header = json.loads(text)
+    header = cache_check.header(parsed(text, f"the header of {path}"), path)
+    if not header.get("layers") or "attention" not in header:
+        raise cache_check.refused(path, "its header names no layers")
     names = tuple(per_layer("attention", header["attention"], len(header["layers"]), None))
     if names != into.attention:
         raise ValueError(
@@ -69,10 +73,19 @@ def read(into: "CosformerCache", path: Path) -> "CosformerCache":
     for i, (layer, numbers) in enumerate(zip(into.layers, header["layers"], strict=True)):
         kind = state_type(names[i])
         own = ConvolvedState if into.has_convolution else kind  # a convolution is of self-attention alone
-        state = _together(own, kind, tensors, f"{i}.state", numbers.get("state"))
-        memory = _together(kind, kind, tensors, f"{i}.memory", numbers.get("memory"))
+        try:
+            state = _together(own, kind, tensors, f"{i}.state", numbers.get("state"))
+            memory = _together(kind, kind, tensors, f"{i}.memory", numbers.get("memory"))
+        except TypeError as error:
+            raise cache_check.refused(path, f"layer {i}: {error}") from None
         if state is not None:
             layer.put(state, memory, numbers["columns"])
+    used: dict[str, Tensor] = {}
+    for i, layer in enumerate(into.layers):
+        for name, state in layer.states.items():
+            _apart(state, f"{i}.{name}", used)
+    for name in sorted(set(tensors) ^ set(used)):
+        raise cache_check.refused(path, f"{name} is too much" if name in tensors else f"{name} is missing")
     return into
 
 
@@ -99,6 +112,8 @@ def _together(
     parts = {k: tuple(x) if isinstance(x, list) else x for k, x in numbers.items()}
     for field in fields(own):
         if f"{name}.{field.name}" in tensors:
+            if field.name in numbers:
+                raise TypeError(f"{field.name} is a tensor, and its header has one too")
             parts[field.name] = tensors[f"{name}.{field.name}"]
         elif isinstance(numbers.get(field.name), dict):
             parts[field.name] = _together(inner, inner, tensors, f"{name}.{field.name}", numbers[field.name])
