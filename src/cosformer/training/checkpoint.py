@@ -73,6 +73,8 @@ def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
         entries = read_json(path / MANIFEST)["files"]
+        if not entries:
+            return f"{MANIFEST} names no files"
         for file, entry in entries.items():
             size = (path / file).stat().st_size
             if size != entry["bytes"]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cosformer import reading
 from cosformer.training import record_file
 
 
@@ -39,10 +40,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, advice: str = "Put a copy of it back.") -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: it is not JSON ({error}). {advice}") from error
+    return reading.json_file(path, advice)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -52,9 +50,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
     whole, found = path.read_bytes().split(b"\n")[:-1], []
     for number, line in enumerate(whole, 1):
         try:
-            found.append(json.loads(line))
-        except ValueError as error:
+            read = json.loads(line)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: not a JSON object ({error}).") from error
+        if not isinstance(read, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object, but {read!r:.60}.")
+        found.append(read)
     return found
 
 

@@ -27,14 +27,22 @@ class Log:
 
     def last(self) -> int:
         """The last step there is a line about."""
-        return max((line["step"] for line in lines(self.path)), default=0)
+        return max((line["step"] for line in self._lines()), default=0)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All that was written, each line about a step."""
+        found = lines(self.path)
+        for number, line in enumerate(found, 1):
+            if isinstance(line.get("step"), bool) or not isinstance(line.get("step"), int):
+                raise ValueError(f"{self.path}, line {number}: it names no step. Remove the line.")
+        return found
 
     def rewind(self, step: int, *, unscored: bool = False) -> None:
         """Forgets what was written after a step, and what a crash left of a line; with `unscored` the scores
         of the step itself, too."""
         kept = [
             line
-            for line in lines(self.path)
+            for line in self._lines()
             if line["step"] < step
             or (line["step"] == step and not (unscored and line.get("event") == "valid"))
         ]

@@ -73,9 +73,7 @@ def _train(
             _prepare(run, folder, resume)
     identity, _ = _begun(folder)
     if (folder / _RECORD).is_file():
-        finished: dict[str, Any] = files.read_json(
-            folder / _RECORD, "Remove it: the run is then tested again, but not trained."
-        )
+        finished = record.read(folder / _RECORD, identity)
         if settings.process_index == 0:
             record.append(finished, results)
         return finished
@@ -211,7 +209,7 @@ def _begun(folder: Path) -> tuple[str, Run]:
     saved = files.read_json(folder / _RUN, f"Put a copy of it back, give another folder, or {_AGAIN}.")
     try:
         return saved["id"], Run.from_dict(saved["run"])
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         raise ValueError(f"{folder / _RUN} holds no run. Give another folder, or {_AGAIN}.") from None
 
 

@@ -10,6 +10,10 @@ from cosformer.training import files
 from cosformer.training.checkpoint import MANIFEST, damage, name, newest
 
 FILE = "status.json"
+_KINDS: dict[str, Any] = {
+    "step": int, "best_step": int | None, "best": dict | None, "waited": int, "unscored": bool, "tokens": int,
+    "wall_s": int | float, "timed_tokens": int, "timed_s": int | float, "peak_memory_bytes": int,
+}  # fmt: skip
 
 
 @dataclass
@@ -54,7 +58,12 @@ class Status:
 
     @classmethod
     def read(cls, checkpoint: Path) -> "Status":
-        return cls(**files.read_json(checkpoint / FILE))
+        found = files.read_json(checkpoint / FILE)
+        if not isinstance(found, dict) or not all(
+            name in _KINDS and isinstance(value, _KINDS[name]) for name, value in found.items()
+        ):
+            raise ValueError(f"{checkpoint / FILE} is damaged: it does not say how far the run had come.")
+        return cls(**found)
 
 
 def best_of(checkpoint: Path) -> int | None:

@@ -1,0 +1,91 @@
+"""Files of a run that are not what they should be: a sentence that names the file, and never a traceback."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+
+from cosformer.cli import main
+from cosformer.training import checkpoint
+
+TINY = ["steps=2", "save_every=1", "keep=9", "model.hidden_size=16", "task_settings.train_rows=32",
+        "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
+ODD = {
+    "empty": b"", "a list": b"[]", "a number": b"7", "null": b"null", "an empty object": b"{}",
+    "text": b'"text"', "nested": b"[" * 100_000, "no text": b"\xff\xfe", "cut": b'{"a": 1, "b',
+    "odd values": b'{"id": 7, "run": {"task": []}, "files": [], "step": "x", "best_step": [], "metric": 1}',
+    "objects of the wrong kind": b'[{"step": {}}, {}]\n{"step": null}\n',
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", "mqar", "--scale", "tiny", *TINY, "--folder", "run"]) == 0
+    return folder / "run"
+
+
+def rehashed(folder):
+    """The manifest made to fit, as somebody would who means harm."""
+    found = {
+        file.name: {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        for file in folder.iterdir()
+        if file.name != checkpoint.MANIFEST
+    }
+    (folder / checkpoint.MANIFEST).write_text(json.dumps({"files": found}))
+
+
+def said_by(capsys, words):
+    try:
+        code = main([str(word) for word in words])
+    except SystemExit as left:
+        code = left.code
+    said = capsys.readouterr().err.strip()
+    return code, said.splitlines()[-1] if said else ""
+
+
+IN_THE_FOLDER = [(file, odd) for file in ("run.json", "record.json", "log.jsonl") for odd in ODD]
+IN_A_CHECKPOINT = [
+    (f"checkpoint-2/{file}", odd)
+    for file in ("run.json", "status.json", "config.json", "manifest.json", "trainer_state.json")
+    for odd in ("a list", "nested", "no text", "odd values")
+]
+
+
+@pytest.mark.parametrize(("file", "odd"), IN_THE_FOLDER + IN_A_CHECKPOINT)
+def test_an_odd_file_is_a_sentence(finished, file, odd, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / file).write_bytes(ODD[odd])
+    if file.startswith("checkpoint") and "manifest" not in file:
+        rehashed((run / file).parent)
+    if file != "record.json":
+        (run / "record.json").unlink()
+    train = ["train", "mqar", "--scale", "tiny", *TINY, "--folder", run, "--results", "r.jsonl"]
+    score = ["eval", run / "checkpoint-2" if odd == "a list" else run]
+    for words in [score] * file.startswith("checkpoint") + [train] * (odd != "nested" or "/" not in file):
+        code, said = said_by(capsys, words)
+        assert code in (0, 2), (words, said)
+        if code == 2:
+            assert said.startswith(f"cosformer {words[0]}: "), (words, said)
+
+
+def test_the_record_of_another_run_is_refused(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(finished, tmp_path / "run")
+    record = json.loads((run / "record.json").read_text())
+    for change in (
+        {"id": "x"},
+        {"metric": {}},
+        {"steps": "two"},
+        {"wall_time_s": None},
+        {"tokens_per_s": "x"},
+    ):
+        (run / "record.json").write_text(json.dumps(record | change))
+        code, said = said_by(capsys, ["train", "mqar", "--scale", "tiny", *TINY, "--folder", run])
+        assert code == 2, (change, said)
+        assert "record.json is damaged" in said
+        assert "Remove it" in said
