@@ -89,3 +89,70 @@ def test_the_record_of_another_run_is_refused(finished, tmp_path, monkeypatch, c
         assert code == 2, (change, said)
         assert "record.json is damaged" in said
         assert "Remove it" in said
+
+
+RECIPES = {
+    "raises": "def build(scale, attention, **o):\n    return 1 / 0\n",
+    "raises when it is read": "undefined_name\n",
+    "raises nothing of ours": "class Odd(Exception): pass\ndef build(**o):\n    raise Odd\n",
+    "leaves": "import sys\nsys.exit(3)\n",
+    "leaves in build": "import sys\ndef build(**o):\n    sys.exit('gone')\n",
+    "recurses": "def build(**o):\n    return build(**o)\n",
+    "is no text": "# \xff\ndef build(**o): pass\n",
+    "has a NUL": "x = 1\x00\n",
+    "takes nothing": "def build(): pass\n",
+    "imports what is missing": "import no_such_module\n",
+    "asserts": "def build(**o):\n    assert False\n",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_that_fails_is_a_sentence(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_bytes(RECIPES[name].encode("latin-1"))
+    code, said = said_by(capsys, ["train", "mine.py"])
+    assert code == 2, said
+    assert said.startswith("cosformer train: ")
+    assert "mine.py" in said
+
+
+@pytest.mark.parametrize("prompt", ["\udcff", "a\ud800b"])
+def test_a_prompt_that_is_no_text(prompt, tmp_path, capsys):
+    code, said = said_by(capsys, ["generate", tmp_path, "--prompt", prompt])
+    assert code == 2
+    assert "--prompt is not text in UTF-8" in said
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_records_and_benchmarks(odd, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("results", "t.jsonl"), ("benchmarks/reports", "b.json")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / name).write_bytes(ODD[odd])
+        code, said = said_by(capsys, ["report"])
+        assert code in (0, 2), said
+        if code:
+            assert said.startswith("cosformer report: ")
+            assert name in said
+        shutil.rmtree(tmp_path / folder)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_records_of_a_demonstration(odd, tmp_path, capsys):
+    (tmp_path / "record.json").write_bytes(ODD[odd])
+    code, said = said_by(capsys, ["demo", "--tiny", "--out", tmp_path])
+    assert code == 2, said
+    assert "give another folder" in said
+
+
+def test_a_demonstration_whose_parts_are_odd(tmp_path, capsys):
+    from dataclasses import asdict
+
+    from cosformer.demo.settings import TINY as SETTINGS
+
+    for parts in ({"steps": "x"}, {"steps": 10, "training": []}, {"steps": 10, "training": {"models": 3}}):
+        kept = {"settings": json.loads(json.dumps(asdict(SETTINGS))), "machine": {}} | parts
+        (tmp_path / "record.json").write_text(json.dumps(kept))
+        code, said = said_by(capsys, ["demo", "--tiny", "--out", tmp_path])
+        assert code == 2, said
+        assert "--fresh" in said

@@ -182,6 +182,10 @@ def speak(
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        args.prompt.encode()
+    except UnicodeEncodeError:  # bytes that the shell handed on as they were
+        raise Mistake("--prompt is not text in UTF-8.") from None
     device = devices.choose(args.device)
     context = ""
     if args.context is not None:

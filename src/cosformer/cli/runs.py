@@ -4,6 +4,7 @@ training ends early."""
 import argparse
 import json
 import shlex
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,13 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
     with needs_models():
         from cosformer.attention import names
         from cosformer.tasks import build as build_task
-        from cosformer.training import model, recipes
+        from cosformer.training import model
     settings = overrides(words)
     for name, instead in (("scale", "--scale"), ("attention", option)):
         if name in settings:
             raise Mistake(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
     try:
-        run = recipes.build(recipe, scale=scale, attention=attention, **settings)
+        run = _of_recipe(recipe, scale=scale, attention=attention, **settings)
         if attention not in names():  # a recipe may bring its own
             hint = did_you_mean(attention, names()) or f" There are {', '.join(names())}."
             raise Mistake(f"{option}: {attention!r} is not known.{hint}")
@@ -84,6 +85,26 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
     except (SyntaxError, ImportError) as error:
         raise Mistake(f"recipe {recipe} cannot be read: {error}.") from None
     return run
+
+
+def _of_recipe(recipe: str, **settings: Any) -> Any:
+    """The run that a recipe makes. A recipe is a program of the user: what goes wrong in it is told with the
+    line it went wrong in."""
+    from cosformer.training import recipes
+
+    try:
+        return recipes.build(recipe, **settings)
+    except (ValueError, FileNotFoundError, SyntaxError, ImportError):
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f.lineno for f in reversed(frames) if Path(f.filename).name == Path(recipe).name), None)
+        if line is None and not recipe.endswith(".py"):
+            raise
+        said = ": ".join(filter(None, [type(error).__name__, str(error).partition("\n")[0]])).rstrip(".")
+        raise Mistake(
+            f"recipe {recipe} failed{'' if line is None else f' in line {line}'}: {said}."
+        ) from None
 
 
 def _compilers() -> list[str]:

@@ -16,6 +16,7 @@ from cosformer.demo import measure, page, training
 from cosformer.demo.maps import attention_maps, most_concentrated, over_largest
 from cosformer.demo.settings import MECHANISMS, Settings
 from cosformer.demo.training import RESULTS, RUNS
+from cosformer.reading import json_object
 from cosformer.report.files import replace
 from cosformer.report.write import PLOTS, write
 from cosformer.terminal import Progress
@@ -60,6 +61,8 @@ class Demo:
             for name in (RUNS, RESULTS):
                 _remove(folder / name)
             self._write()
+        elif not _is_whole(kept):
+            raise Occupied(f"{folder} holds a {RECORD} that is damaged: give another folder, or --fresh.")
         elif kept["settings"] != wanted:
             raise Occupied(
                 f"{folder} holds a demonstration of other settings: give another folder, or --fresh to write "
@@ -171,7 +174,16 @@ def _remove(path: Path) -> None:
 
 def _earlier(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        return json_object(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether the finished parts of a record are of their kinds."""
+    kinds: dict[str, Any] = {"steps": int, "training": dict, "costs": dict, "maps": dict, "samples": dict}
+    if not all(isinstance(record[name], kind) for name, kind in kinds.items() if name in record):
+        return False
+    models = record.get("training", {"models": {}}).get("models")
+    named = [models, record.get("costs", {}), record.get("maps", {}), record.get("samples", {})]
+    return all(isinstance(part, dict) and (not part or set(MECHANISMS) <= set(part)) for part in named)

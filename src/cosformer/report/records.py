@@ -88,7 +88,7 @@ def _text(path: Path) -> str:
 def _parsed(text: str, where: str) -> Record:
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{where} is not JSON ({error}): it was cut short or edited.") from None
     if not isinstance(record, dict):
         raise RecordError(f"{where} holds no record.")
