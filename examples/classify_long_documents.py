@@ -11,7 +11,7 @@ import torch
 
 from cosformer.models import CosformerConfig, CosformerForSequenceClassification
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--length", type=int, default=4096)
 args = parser.parse_args()

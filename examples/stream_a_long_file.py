@@ -11,7 +11,7 @@ import torch
 
 from cosformer.models import CosformerCache, CosformerConfig, CosformerForCausalLM
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("file", nargs="?", type=Path, default=Path(get_path("stdlib")) / "_pydecimal.py")
 parser.add_argument("--model", help="folder of a saved model over bytes; left out, one with random weights")
 parser.add_argument("--piece", type=int, default=8192)

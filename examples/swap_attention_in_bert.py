@@ -3,21 +3,22 @@
 python examples/swap_attention_in_bert.py
 """
 
+import argparse
+
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from cosformer.integrations.transformers import enable, report, verify
 
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument("--steps", type=int, default=10)
+args = parser.parse_args()
 enable()
 # For trained weights: BertForMaskedLM.from_pretrained("...", attn_implementation="cosformer").
 config = BertConfig(
-    vocab_size=1000,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=128,
+    vocab_size=1000, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
     attention_probs_dropout_prob=0.0,  # linear attention has no weights to drop
-)
+)  # fmt: skip
 model = BertForMaskedLM(config)
 model.set_attn_implementation("cosformer")
 verify(model)  # raises unless every attention of the model was reached
@@ -30,7 +31,7 @@ real = torch.ones_like(ids)
 real[1, 90:] = 0  # the second text is shorter
 hidden = torch.rand(ids.shape).lt(0.15) & real.bool()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-for step in range(10):
+for step in range(args.steps):
     labels = ids.where(hidden, -100)
     loss = model(input_ids=ids.masked_fill(hidden, MASK), attention_mask=real, labels=labels).loss
     loss.backward()

@@ -8,7 +8,7 @@ import argparse
 from cosformer.models import CosformerForCausalLM, byte_tokenizer
 from cosformer.training import Run, best, train
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--length", type=int, default=512)
 parser.add_argument("--attention", default="cosformer")

@@ -31,6 +31,8 @@ def surroundings():
 before, loaded = surroundings(), set(sys.modules)
 sys.meta_path.insert(0, Watch())
 import cosformer
+for name in cosformer.__all__:
+    getattr(cosformer, name)
 same = surroundings() == before
 print(json.dumps({"tried": tried, "loaded": sorted(set(sys.modules) - loaded), "same": same}))
 """

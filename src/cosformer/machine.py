@@ -1,5 +1,7 @@
 """On what and with what a figure was measured: without it, it is not a figure."""
 
+from __future__ import annotations
+
 import importlib.metadata
 import os
 import platform
@@ -7,9 +9,10 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # The checkout this file lies in; an installed package lies in none.
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -28,6 +31,8 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
     }
     if device.type == "cuda":
+        import torch
+
         found["gpu"] = torch.cuda.get_device_name(device)
         found["gpu_memory_bytes"] = torch.cuda.get_device_properties(device).total_memory
     return found
@@ -58,6 +63,8 @@ def forget_peak() -> bool:
 
 def versions() -> dict[str, str]:
     """Of Python, torch, this library, and of the others that are in use."""
+    import torch
+
     import cosformer
 
     found = {

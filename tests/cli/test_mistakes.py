@@ -1,6 +1,7 @@
 """No mistake of a user's shows a traceback: one sentence that says what to do, and exit code 2."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -351,6 +352,8 @@ def test_a_mistake_is_one_sentence(name, saved, tmp_path, capsys, monkeypatch):
     assert code == 2, said
     assert says.lower() in said.lower()
     assert len(said.strip().splitlines()) == 1, said
+    # The terminal speaks of commands, not of Python.
+    assert not re.search(r"\w\(\)|\w\.\w+\(|=(True|False|None)\b|_pretrained", said), said
 
 
 def test_there_are_enough_of_them():

@@ -1,11 +1,13 @@
 """Every example runs as it stands, short as it is."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -50,3 +52,21 @@ def test_a_long_file_is_read_to_its_end_in_constant_memory(tmp_path):
 
 def test_all_examples_are_named():
     assert {p.stem for p in (ROOT / "examples").glob("*.py")} == set(SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_help_does_nothing_else(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    drawn = torch.get_rng_state()
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert left.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith(f"usage: {name}.py")
+    assert (
+        " ".join((ROOT / "examples" / f"{name}.py").read_text().partition("\n")[0].strip('".').split())
+        in said
+    )
+    assert not list(tmp_path.iterdir())
+    assert torch.equal(torch.get_rng_state(), drawn)

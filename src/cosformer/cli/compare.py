@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     folder = args.folder or Path("runs") / f"compare-{Path(args.recipe).stem}-{args.scale}"
     chosen = [runs.build(args.recipe, args.scale, name, args.settings, "--attentions") for name in names]
     writable_folder("--folder", folder)
-    again = ["cosformer", "compare", args.recipe, *args.settings, "--scale", args.scale]
+    again = ["cosformer", "compare", args.recipe, *runs.repeated(args.settings), "--scale", args.scale]
     again += ["--attentions", ",".join(names), "--folder", str(folder)]
     again += ["--results", str(args.results)] if args.results else []
     made: list[dict[str, Any]] = []

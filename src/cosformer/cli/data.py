@@ -62,12 +62,12 @@ def opened(name: str, settings: dict[str, object]) -> str:
 def run(args: argparse.Namespace) -> int:
     from cosformer.cli.runs import overrides
 
+    if args.task is None and args.fetch:
+        raise Mistake("--fetch wants the name of a task: cosformer data sst2 --fetch.")
     with needs_models():
         from cosformer import tasks
         from cosformer.tasks import cache
     if args.task is None:
-        if args.fetch:
-            raise Mistake("--fetch wants the name of a task: cosformer data sst2 --fetch.")
         print(listing())
         return 0
     if args.task not in tasks.names():

@@ -1,6 +1,11 @@
 """--device and --dtype, as every command understands them."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 from cosformer.cli.mistakes import Mistake
 from cosformer.cli.parser import Parser, one_of
@@ -20,6 +25,8 @@ def add(p: Parser) -> None:
 
 def choose(name: str) -> torch.device:
     """The device of that name, if it is here."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,17 +1,20 @@
 """`cosformer generate`: text from a saved model, token by token."""
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from cosformer.cli import devices
 from cosformer.cli.mistakes import Mistake, Stopped, needs_models, out_of_memory, readable_file
 from cosformer.cli.parser import Parser, number, positive_int, seed
 from cosformer.reading import json_object
 from cosformer.terminal import Progress
+
+if TYPE_CHECKING:
+    import torch
 
 HELP = "text from a saved model, as it is made"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo`
@@ -46,8 +49,6 @@ def arguments(p: Parser) -> None:
 
 def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     """The causal language model of a folder and its tokenizer, ready to generate."""
-    if not folder.is_dir():
-        raise Mistake(f"there is no folder {folder}; give one that save_pretrained wrote.")
     with needs_models():
         import transformers
 
@@ -112,6 +113,8 @@ def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
     if ids.shape[1] == 0:
         if tokenizer.bos_token_id is None or tokenizer.bos_token_id >= vocabulary:
             raise Mistake("there is nothing to continue: give --prompt or --context.")
+        import torch
+
         ids = torch.tensor([[tokenizer.bos_token_id]])
     if config.bounded and ids.shape[1] + tokens > longest:
         raise Mistake(
@@ -123,6 +126,8 @@ def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
 
 def read(model: Any, ids: torch.Tensor, progress: Progress | None = None) -> Any:
     """A cache that has read ids [1, T], in pieces: memory does not grow with the length."""
+    import torch
+
     from cosformer.models import CosformerCache
 
     cache = CosformerCache(model.config)
@@ -166,6 +171,8 @@ def speak(
     model: Any, ids: torch.Tensor, tokens: int, spoken: Spoken, progress: Progress | None = None, **how: Any
 ) -> None:
     """So many tokens behind ids [1, T], each handed on as it is made; `how` goes to `generate`."""
+    import torch
+
     ids = ids.to(model.device)
     cache = None
     if model.config.traits.recurrent and ids.shape[1] > 1:
@@ -186,6 +193,12 @@ def run(args: argparse.Namespace) -> int:
         args.prompt.encode()
     except UnicodeEncodeError:  # bytes that the shell handed on as they were
         raise Mistake("--prompt is not text in UTF-8.") from None
+    if not args.folder.is_dir():
+        raise Mistake(
+            f"there is no folder {args.folder}; give one that `cosformer train` or `cosformer demo` wrote."
+        )
+    import torch
+
     device = devices.choose(args.device)
     context = ""
     if args.context is not None:

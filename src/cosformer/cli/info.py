@@ -1,19 +1,20 @@
 """`cosformer info`: what is here, what each backend can do with it, and whether it is right."""
 
+from __future__ import annotations
+
 import argparse
 import importlib.metadata
 import json
 import platform
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-import cosformer
-from cosformer import machine
-from cosformer.check import Verdict, check
+from cosformer import __version__, machine
 from cosformer.cli.parser import Parser
 from cosformer.terminal import plain, seconds, size
+
+if TYPE_CHECKING:
+    from cosformer.check import Verdict
 
 HELP = "versions, devices, backends and why each is or is not available"
 DESCRIPTION = """What this machine has for cosformer: versions, devices, and each backend of the operator,
@@ -36,19 +37,25 @@ EXTRAS = {
 
 def gather() -> dict[str, Any]:
     """Everything that `cosformer info` prints, as plain data."""
-    return {
-        "versions": versions(),
-        "extras": {name: [p for p in EXTRAS[name] if version(p) is None] for name in EXTRAS},
+    import cosformer
+
+    return packages() | {
         "devices": devices(),
         "backends": [asdict(backend) for backend in cosformer.backends()],
     }
 
 
+def packages() -> dict[str, Any]:
+    """What is installed: known without PyTorch."""
+    missing = {name: [p for p in EXTRAS[name] if version(p) is None] for name in EXTRAS}
+    return {"versions": versions(), "extras": missing}
+
+
 def versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {
-        "cosformer": cosformer.__version__,
+        "cosformer": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
     }
     return found | {p: version(p) for packages in EXTRAS.values() for p in packages}
 
@@ -62,6 +69,8 @@ def version(package: str) -> str | None:
 
 def devices() -> list[dict[str, Any]]:
     """The CPU, every CUDA GPU, and where there is none, why."""
+    import torch
+
     cpu = machine.hardware(torch.device("cpu"))
     found: list[dict[str, Any]] = [
         {
@@ -95,14 +104,22 @@ def devices() -> list[dict[str, Any]]:
 
 
 def words(data: dict[str, Any]) -> str:
-    """`gather()` for reading."""
+    """`gather()`, or the part of it that is given, for reading."""
+    return "\n".join(([*_packages(data), ""] if "versions" in data else []) + _machine(data))
+
+
+def _packages(data: dict[str, Any]) -> list[str]:
     lines = ["Versions"]
     lines += [f"  {name:<14}{found or 'not installed'}" for name, found in data["versions"].items()]
     lines += ["", "Extras"]
     for name, missing in data["extras"].items():
         said = f'lacks {", ".join(missing)}: pip install "cosformer[{name}]"' if missing else "complete"
         lines.append(f"  {name:<14}{said}")
-    lines += ["", "Devices"]
+    return lines
+
+
+def _machine(data: dict[str, Any]) -> list[str]:
+    lines = ["Devices"]
     for d in data["devices"]:
         if "absent" in d:
             lines.append(f"  {d['device']:<14}none: {d['absent']}")
@@ -119,7 +136,7 @@ def words(data: dict[str, Any]) -> str:
     for b in data["backends"]:
         state = "available" if b["available"] else f"not available: {b['reason']}"
         lines.append(f"  {b['name']:<14}{state} ({b['summary']})")
-    return "\n".join(lines)
+    return lines
 
 
 def verdict_table(verdicts: list[Verdict]) -> str:
@@ -146,14 +163,20 @@ def arguments(p: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not args.json:  # what is known at once is said at once
+        print("\n".join([*_packages(packages()), ""]), flush=True)
     data = gather()
-    verdicts = check() if args.check else []
+    verdicts = []
+    if args.check:
+        from cosformer.check import check
+
+        verdicts = check()
     if args.json:
         if args.check:
             data["check"] = [asdict(v) | {"passed": v.passed} for v in verdicts]
         print(json.dumps(data, indent=1))
     else:
-        print(words(data))
+        print("\n".join(_machine(data)))
         if args.check:
             print("\nCheck: values and gradients against the equation in float64")
             print(verdict_table(verdicts))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cosformer import recipe_files
 from cosformer.cli.mistakes import Mistake, Stopped, full_disk, needs_models, writable_file, writable_folder
 from cosformer.cli.parser import Parser, did_you_mean, one_of
 
@@ -59,11 +60,15 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
 
 def build(recipe: str, scale: str, attention: str, words: Sequence[str], option: str = "--attention") -> Any:
     """The run of a recipe; what is wrong with it is the user's to put right. `option` chose the attention."""
+    settings = overrides(words)
+    try:
+        recipe_files.check(recipe)
+    except (ValueError, FileNotFoundError) as error:
+        raise Mistake(str(error)) from None
     with needs_models():
         from cosformer.attention import names
         from cosformer.tasks import build as build_task
         from cosformer.training import model
-    settings = overrides(words)
     for name, instead in (("scale", "--scale"), ("attention", option)):
         if name in settings:
             raise Mistake(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
@@ -140,7 +145,9 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     except Diverged as error:
         raise Failed(str(error)) from None
     except (ValueError, FileExistsError, FileNotFoundError) as error:
-        raise Mistake(str(error)) from None
+        raise Mistake(
+            str(error).replace("(resume=False; --fresh on the command line)", "(--fresh)")
+        ) from None
     except Exception as error:
         if not full_disk(error):
             raise
@@ -150,6 +157,11 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
             f"the disk is full; {kept}. Free some space and go on with: {shlex.join(again)}"
         ) from None
     return record
+
+
+def repeated(words: Sequence[str]) -> list[str]:
+    """Settings for the command that goes on: of one that was given several times the last, which counted."""
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def finished(folder: Path, args: argparse.Namespace) -> bool:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     name = f"{Path(args.recipe).stem}-{args.scale}-{args.attention}-{chosen.seed}"
     folder = args.folder or Path("runs") / name
-    again = ["cosformer", "train", args.recipe, *args.settings, "--scale", args.scale]
+    again = ["cosformer", "train", args.recipe, *runs.repeated(args.settings), "--scale", args.scale]
     again += ["--attention", args.attention, "--folder", str(folder)]
     again += ["--results", str(args.results)] if args.results else []
     finished = runs.finished(folder, args)

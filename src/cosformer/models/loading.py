@@ -136,7 +136,7 @@ def _files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         raise FileNotFoundError(
-            f"no {WEIGHTS} was found for {folder}: save_pretrained writes it, and weights in another format "
+            f"no {WEIGHTS} was found for {folder}: a saved model has one, and weights in another format "
             "are not read."
         )
     parts = json_object(folder / INDEX, "Copy it again.").get("weight_map")

@@ -66,7 +66,11 @@ def initial(run: Run) -> Path | None:
     """The folder that a run takes its first weights from, if it is one of this machine."""
     if run.initial is None:
         return None
-    folder = guard.local_folder(run.initial, {})
+    if not Path(run.initial).is_dir():
+        raise FileNotFoundError(
+            f"initial: there is no folder {run.initial!r}; give that of a run, a checkpoint or a saved model."
+        )
+    folder = guard.checked(Path(run.initial))
     return best(folder) if (folder / "run.json").is_file() else folder
 
 

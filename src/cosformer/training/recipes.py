@@ -4,7 +4,6 @@ A recipe is a Python file with a function `build(scale, attention, **overrides)`
 of this project lie in `recipes/` of a checkout; a file of your own is given by its path.
 """
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -14,9 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cosformer.machine import CHECKOUT
+from cosformer.recipe_files import check, folder, names
 from cosformer.training.run import Run, refuse_unknown
 
+__all__ = ["Table", "build", "load", "names"]
 SCALES = ("tiny", "small", "paper")
 Settings = Mapping[str, Any]
 
@@ -75,24 +75,13 @@ class Table:
         return Table(task, **parts, attention=self.attention, attention_at=self.attention_at)
 
 
-def names() -> list[str]:
-    """Of the recipes of this checkout."""
-    return sorted(path.stem for path in _folder().glob("*.py") if not path.stem.startswith("_"))
-
-
 def load(name_or_path: str | Path) -> ModuleType:
     """The module of a recipe, by name or by path."""
+    check(name_or_path)
     path = Path(name_or_path)
     if path.suffix == ".py":
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no recipe {path}: give the path of a Python file, or a name.")
         return _checked(_from_file(path), str(path))
-    known = names()
-    if str(name_or_path) not in known:
-        near = difflib.get_close_matches(str(name_or_path), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
-        raise ValueError(f"there is no recipe {str(name_or_path)!r}; {hint}")
-    root = str(_folder().parent)
+    root = str(folder().parent)
     if root not in sys.path:
         sys.path.append(root)
     return _checked(importlib.import_module(f"recipes.{name_or_path}"), str(name_or_path))
@@ -117,16 +106,6 @@ def build(
 def _laid(below: Settings, above: Settings) -> dict[str, Any]:
     model = {**below.get("model", {}), **above.get("model", {})}
     return {**below, **above, **({"model": model} if model else {})}
-
-
-def _folder() -> Path:
-    for root in (CHECKOUT, Path.cwd()):
-        if (root / "recipes" / "__init__.py").is_file():
-            return root / "recipes"
-    raise FileNotFoundError(
-        "recipes are not part of the installed package: work in a checkout of the project, or give the path "
-        "of a recipe file."
-    )
 
 
 def _from_file(path: Path) -> ModuleType:
