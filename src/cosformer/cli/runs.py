@@ -131,11 +131,11 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
         device_of(run)
     except RuntimeError as error:
         raise Mistake(str(error)) from None
-    writable_file("--results", args.results or Path("results") / f"{run.task}.jsonl")
+    if not finished(folder, args):  # else nothing has to be written
+        writable_file("--results", results(run.task, args))
+        writable_folder("--folder", folder)
     try:
-        record: dict[str, Any] = train_(
-            run, writable_folder("--folder", folder), resume=not args.fresh, results=args.results
-        )
+        record: dict[str, Any] = train_(run, folder, resume=not args.fresh, results=args.results)
     except Interrupted as stopped:
         raise Stopped(f"{stopped}. Kept in {folder}; go on with: {shlex.join(again)}") from None
     except KeyboardInterrupt:
@@ -162,6 +162,11 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
 def repeated(words: Sequence[str]) -> list[str]:
     """Settings for the command that goes on: of one that was given several times the last, which counted."""
     return list({word.partition("=")[0]: word for word in words}.values())
+
+
+def results(task: str, args: argparse.Namespace) -> Path:
+    given: Path | None = args.results
+    return given or Path("results") / f"{task}.jsonl"
 
 
 def finished(folder: Path, args: argparse.Namespace) -> bool:

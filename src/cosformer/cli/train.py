@@ -48,5 +48,10 @@ def run(args: argparse.Namespace) -> int:
     speed = f"{record['tokens_per_s']:,.0f} tokens/s" if record["tokens_per_s"] else "too short to be timed"
     took, memory = seconds(record["wall_time_s"]), size(record["peak_memory_bytes"])
     print(f"{record['steps']:,} steps in {took}, {speed}, {memory} at most")
-    print(f"Kept in {folder}; recorded in {args.results or Path('results') / (record['task'] + '.jsonl')}")
+    from cosformer.training import record_file
+
+    recorded = runs.results(record["task"], args)
+    # A finished run may lie where nothing can be written.
+    there = "" if record_file.holds(recorded, record, "id") else "not "
+    print(f"Kept in {folder}; {there}recorded in {recorded}")
     return 0

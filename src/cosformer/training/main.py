@@ -1,5 +1,6 @@
 """Turning a run into a record: the one way anything here is trained, resumed and evaluated."""
 
+import errno
 import logging
 import os
 import shutil
@@ -59,8 +60,14 @@ def train(
     folder, commit = Path(folder), machine.commit()  # files may change while it trains
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
     record_file.check(results)
-    # Of several processes the first holds the folder. Nothing else is changed before it does.
-    with locked(folder, "trains") if os.environ.get("RANK", "0") == "0" else nullcontext():
+    first = os.environ.get("RANK", "0") == "0"  # of several processes
+    finished = _finished(run, folder) if resume else None
+    if finished is not None:  # which is only read: it may lie on a disk that cannot be written to
+        if first:
+            _recorded(finished, results)
+        return finished
+    # Nothing is changed before the folder is held.
+    with locked(folder, "trains") if first else nullcontext():
         return _train(run, folder, commit, resume=resume, progress=progress, results=results)
 
 
@@ -72,12 +79,6 @@ def _train(
         if settings.process_index == 0:
             _prepare(run, folder, resume)
     identity, _ = _begun(folder)
-    if (folder / _RECORD).is_file():
-        finished = record.read(folder / _RECORD, identity)
-        if settings.process_index == 0:
-            record.append(finished, results)
-        return finished
-
     start = checkpoint.newest(folder)
     status = Status() if start is None else Status.read(start)
     main = settings.process_index == 0
@@ -145,6 +146,26 @@ def _left_tidy(folder: Path, log: Log | None, shown: Progress) -> Iterator[None]
         if isinstance(shown, Bar):
             shown.close()
         raise
+
+
+def _finished(run: Run, folder: Path) -> dict[str, Any] | None:
+    """The record of this run, where the folder holds it to its end."""
+    if not (folder / _RECORD).is_file() or not (folder / _RUN).is_file():
+        return None
+    identity, begun = _begun(folder)
+    return None if begun.differences(run) else record.read(folder / _RECORD, identity)
+
+
+def _recorded(made: dict[str, Any], results: Path) -> None:
+    """Adds the record of a finished run to the results, where it is not there and they can be written."""
+    if record_file.holds(results, made, "id"):
+        return
+    try:
+        record.append(made, results)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        _logger.warning("%s cannot be written to: the record is in the run's folder alone.", results)
 
 
 def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) -> dict[str, float]:

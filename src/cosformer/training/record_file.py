@@ -19,6 +19,16 @@ def check(path: Path) -> None:
         scan(path, path.read_bytes(), _OPENING)
 
 
+def holds(path: Path, record: dict[str, Any], key: str) -> bool:
+    """Whether a file has a record with the same value under `key`, in a line of its own to the end."""
+    if not path.exists():
+        return False
+    ordinary(path)
+    content = path.read_bytes()
+    known, _ = scan(path, content, opening(record, key))
+    return content.endswith(b"\n") and any(other.get(key) == record[key] for other in known)
+
+
 def opening(record: dict[str, Any], key: str) -> bytes:
     """How lines of such records begin: the first field, with its value where that is the same in all."""
     name = next(iter(record))
