@@ -2,13 +2,16 @@
 
 import hashlib
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from cosformer.cli import main
 from cosformer.training import checkpoint
 
+ROOT = Path(__file__).parents[2]
 TINY = ["steps=2", "save_every=1", "keep=9", "model.hidden_size=16", "task_settings.train_rows=32",
         "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
 ODD = {
@@ -156,3 +159,21 @@ def test_a_demonstration_whose_parts_are_odd(tmp_path, capsys):
         code, said = said_by(capsys, ["demo", "--tiny", "--out", tmp_path])
         assert code == 2, said
         assert "--fresh" in said
+
+
+def test_a_pipe_among_the_records_is_not_waited_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    os.mkfifo(tmp_path / "results" / "t.jsonl")
+    code, said = said_by(capsys, ["report"])
+    assert (code, "t.jsonl cannot be read" in said) == (2, True), said
+
+
+@pytest.mark.parametrize("change", [{"commit": 7}, {"timings": 7}, {"hardware": []}, {"settings": None}])
+def test_a_benchmark_with_odd_parts_is_named(change, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    record = json.loads((ROOT / "benchmarks/reports/operator-cpu-20261115.json").read_text())
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "b.json").write_text(json.dumps(record | change))
+    code, said = said_by(capsys, ["report", "--benchmarks", "benchmarks"])
+    assert (code, "b.json is not what it should be" in said) == (2, True), said

@@ -26,6 +26,7 @@ def arguments(p: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cosformer.report.odd import told
     from cosformer.report.records import RecordError
     from cosformer.report.write import report, write
 
@@ -38,9 +39,11 @@ def run(args: argparse.Namespace) -> int:
             "in the root of the project, or say where they are with --results and --benchmarks."
         )
     try:
-        document = report(args.results, args.benchmarks)
+        with told(f"a record in {args.results} or {args.benchmarks}"):
+            document = report(args.results, args.benchmarks)
+            written = write(document, writable_folder("--out", args.out))
     except RecordError as error:
         raise Mistake(str(error)) from None
-    for path in write(document, writable_folder("--out", args.out)):
+    for path in written:
         print(path)
     return 0

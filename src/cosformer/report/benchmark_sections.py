@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from cosformer.report import benchmarks, window_benchmarks
 from cosformer.report.benchmarks import Record
 from cosformer.report.document import Section
+from cosformer.report.odd import told
 
 
 def sections(records: Sequence[Record]) -> list[Section]:
@@ -23,5 +24,6 @@ def sections(records: Sequence[Record]) -> list[Section]:
     ):
         newest = benchmarks.latest(records, kind)
         if newest is not None:
-            made.append(build(newest))
+            with told(f"the record {newest['stem']}.json"):
+                made.append(build(newest))
     return made

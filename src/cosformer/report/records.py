@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from cosformer.reading import content
+
 Record = dict[str, Any]
 
 FAILURES = "plan-failures.json"
@@ -80,8 +82,8 @@ def benchmarks(folder: Path) -> list[Record]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return content(path).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from None
 
 

@@ -1,0 +1,110 @@
+"""The campaign: it sees every end that none of its cases may have, goes on where it was stopped, and finds
+nothing in a small part of its cases."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import campaign, hostile_files, sandbox
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch):
+    for name in ("COSFORMER_DATA", "COSFORMER_CACHE", "COSFORMER_WORKERS"):
+        monkeypatch.setenv(name, "")  # which is put back afterwards
+
+
+def fails():
+    raise ZeroDivisionError("inside")
+
+
+def refuses():
+    raise sandbox.Refused("cosformer: no.")
+
+
+def runs_code():
+    Path("ran").touch()
+
+
+def connects():
+    try:
+        socket.create_connection(("localhost", 9))
+    except OSError as error:
+        raise sandbox.Refused(str(error)) from None
+
+
+def takes_memory():
+    return len(bytearray(2 * sandbox.MEMORY))
+
+
+ENDS = {
+    "answered": lambda: 0,
+    "refused": refuses,
+    "traceback": fails,
+    "killed": lambda: os.kill(os.getpid(), 11),
+    "hang": lambda: time.sleep(60),
+    "code run": runs_code,
+    "network": connects,
+    "question": input,
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_end_is_seen(end, tmp_path):
+    assert sandbox.run(ENDS[end], tmp_path, seconds=0.5 if end == "hang" else 30)["end"] == end
+
+
+def test_memory_is_limited(tmp_path):
+    found = sandbox.run(takes_memory, tmp_path)
+    assert found["end"] == "traceback"
+    assert "MemoryError" in found["said"]
+
+
+def test_a_part_of_it_finds_nothing_and_goes_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "campaign.json"
+    arguments = ["--files", "24", "--lines", "16", "--seed", "1", "--out", str(out)]
+    whole, made = campaign.one, []
+
+    def stopped(part, number, *rest):
+        if len(made) == 10:
+            raise KeyboardInterrupt
+        made.append((part, number))
+        return whole(part, number, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(campaign, "one", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            campaign.main(arguments)
+    again = []
+    monkeypatch.setattr(campaign, "one", lambda *a: again.append(a[:2]) or whole(*a))
+    assert campaign.main(arguments) == 0, capsys.readouterr().out
+    assert len(again) == 30
+    assert not set(again) & set(made)
+    report = json.loads(out.read_text())
+    assert report["wrong"] == []
+    assert report["counts"]["files"]["cases"] == 24
+    assert report["counts"]["lines"]["refused"] >= 5
+    assert not out.with_suffix(".part.jsonl").exists()
+
+
+def test_a_case_is_made_again_from_its_number(tmp_path):
+    import random
+
+    whats = []
+    hostile_files.prepare(tmp_path / "whole", campaign.ROOT)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        what, _ = hostile_files.case(tmp_path / "whole", tmp_path / name, random.Random("files 3 0"))
+        whats.append(what)
+    assert whats[0] == whats[1]
+
+
+def test_the_recorded_campaign_found_nothing():
+    report = json.loads((campaign.ROOT / "benchmarks/reports/campaign.json").read_text())
+    assert report["wrong"] == []
+    assert report["counts"]["files"]["cases"] >= 500
+    assert report["counts"]["lines"]["cases"] >= 300
