@@ -72,6 +72,14 @@ FOLDERS = {
         lambda f: (f / "generation_config.json").write_text("[]"),
         "must hold a JSON object",
     ),
+    "ends that are no tokens": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": {"a": 1}}'),
+        "eos_token_id",
+    ),
+    "an end that is no number": (
+        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": [1, "x"]}'),
+        "eos_token_id is [1, 'x']",
+    ),
     "words for numbers": (lambda f: config(f, hidden_size="wide"), "hidden_size"),
     "a number for parameters": (lambda f: config(f, attention_parameters=7), "cannot be loaded"),
     "architectures of another kind": (lambda f: config(f, architectures=7), "architectures"),

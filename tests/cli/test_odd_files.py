@@ -177,3 +177,17 @@ def test_a_benchmark_with_odd_parts_is_named(change, tmp_path, monkeypatch, caps
     (tmp_path / "benchmarks" / "b.json").write_text(json.dumps(record | change))
     code, said = said_by(capsys, ["report", "--benchmarks", "benchmarks"])
     assert (code, "b.json is not what it should be" in said) == (2, True), said
+
+
+@pytest.mark.parametrize("content", ["", "x", "x" * 25])
+@pytest.mark.parametrize("words", [["data", "enwik8", "official=false"],
+                                   ["train", "enwik8", "--scale", "tiny",
+                                    "task_settings.official=false"]])  # fmt: skip
+def test_data_without_rows(content, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path))
+    (tmp_path / "enwik8").mkdir()
+    (tmp_path / "enwik8" / "enwik8").write_text(content)
+    code, said = said_by(capsys, [*words, "steps=1"] if words[0] == "train" else words)
+    assert code == (2 if len(content) < 20 else code), said
+    assert "mmap" not in said

@@ -54,7 +54,12 @@ def opened(name: str, settings: dict[str, object]) -> str:
     from cosformer import tasks
 
     task = tasks.build(name, **settings)
-    rows = [[split, f"{len(task.dataset(split)):,}"] for split in ("train", "valid", "test")]
+    rows = []
+    for split in ("train", "valid", "test"):
+        count = len(task.dataset(split))
+        if not count:
+            raise ValueError(f"the {split} split of {name} has no rows: its files are empty, or too short.")
+        rows.append([split, f"{count:,}"])
     sizes = plain(("split", "rows"), rows)
     return f"{task.title}: texts of at most {task.length:,} tokens\n\n{sizes}\n\n{task.example()}"
 

@@ -82,6 +82,10 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
         raise Mistake(f"{folder} cannot be loaded: {_first(error)}") from None
     # Only what the command line says decides how tokens are chosen: a file could ask for a million beams.
     ends = {name: getattr(model.generation_config, name) for name in _ENDS}
+    for name, given in ends.items():
+        for token in given if isinstance(given, list) else [given]:
+            if token is not None and (not isinstance(token, int) or not 0 <= token < 2**31):
+                raise Mistake(f"{folder} cannot be loaded: {name} is {given!r:.60}, and no token.")
     model.generation_config = transformers.GenerationConfig(**ends)
     return model.to(device).eval(), _tokenizer(folder, model.config)
 

@@ -94,9 +94,9 @@ class Enwik8(ByteStream):
             folder = cache.entry(
                 "enwik8", {"file": sources.identity(path)}, partial(_unpack, path, self.official)
             )
-            whole = np.memmap(folder / "enwik8", np.uint8, "r")
+            whole = sources.mapped(folder / "enwik8", np.uint8, path)
         else:
-            whole = np.memmap(path, np.uint8, "r")
+            whole = sources.mapped(path, np.uint8, path)
         sources.counted(path, len(whole), (10**8,) if self.official else (), "bytes")
         test = valid = len(whole) // 20
         train = len(whole) - valid - test

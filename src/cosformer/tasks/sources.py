@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from cosformer.tasks import cache
 
 VARIABLE = "COSFORMER_DATA"
@@ -104,6 +106,13 @@ def _within(path: Path, done: int, limit: int | None = None) -> None:
     limit = LIMIT if limit is None else limit
     if done > limit:
         raise bad(path, None, f"it unpacks to more than {limit:,} bytes, so it is not what it should be")
+
+
+def mapped(file: Path, dtype: Any, origin: Path) -> Any:
+    """The numbers of a file, memory-mapped; `origin` is the file of the data set that they are from."""
+    if not file.stat().st_size:  # which cannot be mapped
+        raise bad(origin, None, "it holds no text")
+    return np.memmap(file, dtype, "r")
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

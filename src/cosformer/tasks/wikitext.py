@@ -87,7 +87,7 @@ class WikiText(Task):
     def dataset(self, split: Split) -> Windows:
         checked_split(split)
         (path,) = _folder(self).glob(f"{split}.*")
-        stream: Stream = np.memmap(path, np.dtype(path.suffix[1:]), "r")
+        stream: Stream = sources.mapped(path, np.dtype(path.suffix[1:]), path)
         start = self._words.index(_EOS) if self.tokens == "words" else self._bpe.eos
         return Windows(stream, start, self.length, 1 if split == "train" else self.overlap)
 

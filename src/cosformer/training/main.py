@@ -256,6 +256,10 @@ def device_of(run: Run) -> str:
 def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
     """The samples of a split, kept on the device where the run allows it."""
     dataset = task.dataset(split)
+    if not len(dataset):
+        raise ValueError(
+            f"the {split} split of {run.task} has no rows: there is nothing to train on or to score."
+        )
     chosen = run.data == "device"
     if chosen or (run.data == "auto" and not run.workers and is_static(dataset)):
         whole, limit = run.compile and split == "train", None if chosen else LIMIT
