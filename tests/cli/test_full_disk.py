@@ -58,8 +58,8 @@ def files():
     return sorted(p for p in os.listdir() if p.startswith(".") and p != ".lock.json")
 
 
-# Bytes that a file may have: none, the log, some JSON, most of the weights, all of the weights but no more.
-@pytest.mark.parametrize("limit", [0, 300, 2_000, 20_000, 100_000, 400_000])
+# Bytes that a file may have: none, some JSON, most of the weights, all of the weights but no more.
+@pytest.mark.parametrize("limit", [0, 2_000, 20_000, 400_000])
 def test_training_stops_with_a_sentence_and_goes_on(limit, tmp_path):
     code, said = run(TRAIN, limit)
     assert code == 2, (code, said)
@@ -76,7 +76,7 @@ def test_training_stops_with_a_sentence_and_goes_on(limit, tmp_path):
     assert record["steps"] == 6
 
 
-@pytest.mark.parametrize("limit", [0, 1_000, 5_000])
+@pytest.mark.parametrize("limit", [0, 1_000])
 def test_data_that_cannot_be_kept(limit):
     code, said = run(["data", "listops", "train_rows=200", "valid_rows=5", "test_rows=5"], limit)
     assert code == 2, (code, said)
