@@ -170,3 +170,13 @@ def test_a_context_that_is_too_large(saved, tmp_path, capsys):
         file.truncate(1 << 40)  # which takes no room on the disk
     code, said = run(capsys, ["generate", saved, "--context", path])
     assert (code, "at most" in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    "typed", [["generate", "a\nb"], ["generate", "\x1b[2Jx"], ["eval", "a\rb\tc"], ["info", "a\nb"]]
+)
+def test_names_do_not_command_the_terminal(typed, capsys):
+    code, said = run(capsys, typed)
+    assert code == 2
+    assert said.endswith("\n")
+    assert said[:-1].isprintable(), said

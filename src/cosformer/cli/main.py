@@ -8,7 +8,16 @@ from types import ModuleType
 
 from cosformer import __version__
 from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, train
-from cosformer.cli.mistakes import KEPT, Mistake, Stopped, about, capitalised, full_disk, out_of_memory
+from cosformer.cli.mistakes import (
+    KEPT,
+    Mistake,
+    Stopped,
+    about,
+    capitalised,
+    full_disk,
+    out_of_memory,
+    printable,
+)
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.cli.runs import Failed
 
@@ -85,5 +94,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(command: str, sentence: str, code: int) -> int:
-    print(f"cosformer {command}: {capitalised(sentence)}", file=sys.stderr)
+    print(f"cosformer {command}: {printable(capitalised(sentence))}", file=sys.stderr)
     return code

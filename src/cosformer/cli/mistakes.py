@@ -52,6 +52,12 @@ def _reason(error: OSError) -> str:
     return error.strerror.lower() if error.strerror else str(error).rstrip(".")
 
 
+def printable(sentence: str) -> str:
+    """In one line, and without what a terminal would obey: names of files may hold anything."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence.strip())
+    return "".join(shown)
+
+
 def capitalised(sentence: str) -> str:
     """With a capital, where the first word is one, and not a path, an option or the name of a setting."""
     word = sentence.partition(" ")[0].rstrip(",:;.")

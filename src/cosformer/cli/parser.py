@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from cosformer.cli.mistakes import capitalised
+from cosformer.cli.mistakes import capitalised, printable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         return super().add_argument(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        sentence = capitalised(message)
+        sentence = printable(capitalised(message))
         end = "" if sentence.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {sentence}{end} See {self.prog} --help.\n")
 
