@@ -69,7 +69,7 @@ def attack(
     return [done[key] for key in sorted(done) if key[0] in wanted and key[1] < wanted[key[0]]]
 
 
-def report(found: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+def report(found: list[dict[str, Any]], seed: int, commit: dict[str, Any]) -> dict[str, Any]:
     counts: dict[str, dict[str, int]] = {}
     for part in PARTS:
         own = collections.Counter(r["end"] for r in found if r["part"] == part)
@@ -79,7 +79,7 @@ def report(found: list[dict[str, Any]], seed: int) -> dict[str, Any]:
         "wrong": [r for r in found if r["end"] not in RIGHT],
         "limits": {"seconds": sandbox.SECONDS, "memory_bytes": sandbox.MEMORY},
         "hardware": hardware.hardware(torch.device("cpu")), "versions": hardware.versions(),
-        "commit": hardware.commit(),
+        "commit": commit,
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
     }  # fmt: skip
 
@@ -110,8 +110,9 @@ def main(arguments: list[str] | None = None) -> int:
                 json.dumps(one(part, int(number), args.seed, Path(name) / "whole", sandbox.SECONDS), indent=1)
             )
         return 0
-    kept = args.out.with_suffix(".part.jsonl")
-    made = report(attack({"files": args.files, "lines": args.lines}, args.seed, kept), args.seed)
+    kept, commit = args.out.with_suffix(".part.jsonl"), hardware.commit()  # before files are written
+    found = attack({"files": args.files, "lines": args.lines}, args.seed, kept)
+    made = report(found, args.seed, commit)
     files.write_json(args.out, made)
     kept.unlink(missing_ok=True)
     print("\n".join(words(made)))
