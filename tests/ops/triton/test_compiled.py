@@ -94,7 +94,7 @@ def test_no_length_and_no_batch_is_among_what_is_compiled():
 
 WINDOWS = """
 import sys, torch
-from cosformer.ops.triton import windowed
+from cosformer.ops.gpu.windows import launch as windowed
 from tests.ops.triton.compiling import Recorder, report
 
 launches = []
@@ -124,7 +124,7 @@ windows = (2, 64, 0, 512)
 launched = record(dim, windows, True, 2048)
 if capability == 90:
     launched += record(dim, windows, False, 2048, packed=True)
-for launch in launched:
+for launch in (x for x in launched if capability == 90 or not x.args.get("MEND")):
     usage = report(launch.compile(capability))
     what = launch.args.get("OUTPUT"), launch.args.get("IS_VARLEN")
     print(launch.kernel.__name__, *what, usage["reg"], usage["stack"], usage["shared"])

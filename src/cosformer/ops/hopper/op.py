@@ -8,7 +8,7 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream, define
 from cosformer.ops.gpu.launch_cache import cached_call
-from cosformer.ops.gpu.windowed_heads import GpuBackend
+from cosformer.ops.gpu.windows.heads import GpuBackend
 from cosformer.ops.hopper import run
 from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
 from cosformer.ops.hopper.partition import head_width, states_to_keep, tile_list_rows

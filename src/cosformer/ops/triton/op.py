@@ -8,9 +8,9 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Backend, Forward, Gradients, Saved, Shape, Upstream, define
 from cosformer.ops.gpu.carried_state import State
-from cosformer.ops.gpu.windowed_heads import GpuBackend
+from cosformer.ops.gpu.padding import padded, widen
+from cosformer.ops.gpu.windows.heads import GpuBackend
 from cosformer.ops.triton import run
-from cosformer.ops.triton.padding import padded, widen
 from cosformer.ops.triton.partition import states_to_keep
 from cosformer.ops.windowed import Triple
 

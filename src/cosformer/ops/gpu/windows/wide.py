@@ -17,8 +17,8 @@ with what is not seen: NaN may reach the rows of the chunk that meets its own, 6
 
     "o", "dv":   S = sum_j phi(b_j) c_j^T [2, D, BN]     y = phi(a) S + P c
                  P = c(i - j) (a b^T)
-    "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]    y = phi(1)^T (a S + e z) + P c
-                 P = c(i - j) (a b^T + e)
+    "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]    y = phi(1)^T (a S + delta z) + P c
+                 P = c(i - j) (a b^T + delta)
 
 Phases are relative to the first own row. They change their sign there, so ReLU comes before them, and what
 is rounded is the product: cos(theta_i - theta_j) is a difference of large numbers where it is small, and
@@ -30,7 +30,7 @@ Packed documents: a program works on the part of each document that lies in its 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import (
+from cosformer.ops.gpu.rows import (
     as_columns,
     dot_add,
     dot_over_features,
@@ -40,14 +40,14 @@ from cosformer.ops.triton.rows import (
     store_rows,
     to_dot_dtype,
 )
-from cosformer.ops.triton.window_rows import gated, phased, rectified, rounded, turn, weights
+from cosformer.ops.gpu.windows.rows import gated, phased, rectified, rounded, turn, weights
 
 
 @triton.jit
 def take(
     b,
     x,
-    e,
+    delta,
     phase,
     S,
     z,
@@ -68,7 +68,7 @@ def take(
         if OUTPUT == "dq":
             z += partial_sums(x.to(tl.float32), PARTS)
         else:
-            z += partial_sums(x.to(tl.float32) * e[:, None], PARTS)
+            z += partial_sums(x.to(tl.float32) * delta[:, None], PARTS)
     return S, z
 
 
@@ -92,10 +92,10 @@ def apply(
 
 @triton.jit
 def square(
-    a, b, x, e, r, c, s, cj, sj, seen, acc, total, OUTPUT: tl.constexpr, DOT: tl.constexpr,
+    a, b, x, delta, inv_den, c, s, cj, sj, seen, acc, total, OUTPUT: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Own rows and a chunk at the edge of their window; e is of own rows for "dq", of others for "dk"."""
+    """Own rows and a chunk at the edge of their window; delta is of own rows for "dq", of others for "dk"."""
     if OUTPUT == "o" or OUTPUT == "dv":
         b = rectified(b, DOT, PRECISION)
         x = to_dot_dtype(x, DOT, PRECISION)
@@ -104,11 +104,11 @@ def square(
         x = rectified(x, DOT, PRECISION)
     p = dot_over_features(a, tl.trans(b), PRECISION)
     if OUTPUT == "dq":
-        p += e[:, None]
+        p += delta[:, None]
     if OUTPUT == "dk":
-        p += e[None, :]
+        p += delta[None, :]
     if OUTPUT == "dk" or OUTPUT == "dv":
-        cj, sj = cj * r, sj * r
+        cj, sj = cj * inv_den, sj * inv_den
     p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
     if OUTPUT == "o":
         total += tl.sum(p, 1)
@@ -117,48 +117,48 @@ def square(
 
 @triton.jit
 def chunk_of(
-    B, X, INVERSE, E, MASK, first, low, high, columns, b_t: tl.constexpr, x_t: tl.constexpr,
-    F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr,
+    B, X, INV_DEN, DELTA, MASK, first, low, high, columns, b_t: tl.constexpr, x_t: tl.constexpr,
+    F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, HAS_MASK: tl.constexpr, CHUNK: tl.constexpr,
     BF: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of others: which of them there are, b, c, r and e; zeros elsewhere."""
+    """A chunk of others: which of them there are, b, c, inv_den and delta; zeros elsewhere."""
     rows = tl.arange(0, CHUNK)
     j = first + rows
     here = (j >= low) & (j < high)
-    r = tl.full((CHUNK,), 1.0, tl.float32)
-    e = tl.zeros((CHUNK,), tl.float32)
+    inv_den = tl.full((CHUNK,), 1.0, tl.float32)
+    delta = tl.zeros((CHUNK,), tl.float32)
     if OUTPUT == "o" or OUTPUT == "dq":
-        if MASKED:
+        if HAS_MASK:
             here = tl.load(MASK + j, mask=here, other=0) != 0
     else:
-        r = tl.load(INVERSE + j, mask=here, other=0.0)
+        inv_den = tl.load(INV_DEN + j, mask=here, other=0.0)
         if OUTPUT == "dk":
-            e = tl.load(E + j, mask=here, other=0.0)
+            delta = tl.load(DELTA + j, mask=here, other=0.0)
     first64 = first.to(tl.int64)
     b = load_rows(B + first64 * b_t, b_t, rows, here, tl.arange(0, BF), F, F != BF)
     x = load_rows(X + first64 * x_t, x_t, rows, here, columns, N, N % BN != 0)
     # Of queries whose g is zero q may be anything.
     if OUTPUT == "dv":
-        b = tl.where((r != 0.0)[:, None], b, 0.0)
+        b = tl.where((inv_den != 0.0)[:, None], b, 0.0)
     if OUTPUT == "dk":
-        x = tl.where((r != 0.0)[:, None], x, 0.0)
-    return here, b, x, r, e
+        x = tl.where((inv_den != 0.0)[:, None], x, 0.0)
+    return here, b, x, inv_den, delta
 
 
 @triton.jit(
     do_not_specialize=["heads", "length", "others", "shift", "segment", "row_b", "row_h", "mask_stride"]
 )
 def wide(
-    A, B, X, Y, GATE, DENOMINATOR, INVERSE, E, PARTIAL, TOTAL, MASK, BOUNDS, TABLE, heads, length,
+    A, B, X, Y, GATE, DEN, INV_DEN, DELTA, PARTIAL, TOTAL, MASK, BOUNDS, TABLE, heads, length,
     others, shift, segment, eps,
     a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
     y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, OUTPUT: tl.constexpr, CAUSAL: tl.constexpr,
-    IS_VARLEN: tl.constexpr, MASKED: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
+    IS_VARLEN: tl.constexpr, HAS_MASK: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A, B, X, Y and GATE as in kernels.py's ROLES; DENOMINATOR, which "o" writes, INVERSE (r) and E are
+    """A, B, X, Y and GATE as in roles.py; DEN, which "o" writes, INV_DEN and DELTA are
     [B, H, Tq]. PARTIAL [B, own heads, T, N] and TOTAL [BLOCKS, B, own heads, T] are scratch memory."""
     ON_Q: tl.constexpr = (OUTPUT == "o") or (OUTPUT == "dq")
     TRANSPOSED: tl.constexpr = (OUTPUT == "dq") or (OUTPUT == "dk")
@@ -199,7 +199,7 @@ def wide(
     if TRANSPOSED:
         GATE += batch * gate_b + head * gate_h
     vectors = batch * row_b + (head if ON_Q else other) * row_h
-    if MASKED:
+    if HAS_MASK:
         MASK += batch * mask_stride
 
     while begin < stop:
@@ -230,14 +230,15 @@ def wide(
                 for n in range(tl.maximum(until - since, 0) * MEMBERS):
                     m = (since + n // MEMBERS) * CHUNK
                     member = (m * 0 + n % MEMBERS).to(tl.int64)
-                    here, b, x, r, e = chunk_of(
-                        B + member * b_h, X + member * x_h, INVERSE + vectors + member * row_h,
-                        E + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F, N,
-                        OUTPUT, MASKED, CHUNK, BF, BN,
+                    here, b, x, inv_den, delta = chunk_of(
+                        B + member * b_h, X + member * x_h, INV_DEN + vectors + member * row_h,
+                        DELTA + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F,
+                        N,
+                        OUTPUT, HAS_MASK, CHUNK, BF, BN,
                     )  # fmt: skip
                     cj, sj = turn(m + rows, window, DOT)
-                    sc, zc = take(b, x, e, cj * r, sc, zc, OUTPUT, PARTS, DOT, PRECISION)
-                    ss, zs = take(b, x, e, sj * r, ss, zs, OUTPUT, PARTS, DOT, PRECISION)
+                    sc, zc = take(b, x, delta, cj * inv_den, sc, zc, OUTPUT, PARTS, DOT, PRECISION)
+                    ss, zs = take(b, x, delta, sj * inv_den, ss, zs, OUTPUT, PARTS, DOT, PRECISION)
             else:
                 steps = tl.where(before, count, 0)
                 edge = back
@@ -246,7 +247,7 @@ def wide(
                 first64 = first.to(tl.int64)
                 inside = first + rows < end
                 own = inside
-                if MASKED and not ON_Q:
+                if HAS_MASK and not ON_Q:
                     own = tl.load(MASK + first + rows, mask=inside, other=0) != 0
                 c, s = turn(first - begin + rows, window, DOT)
                 a = load_rows(A + first64 * a_t, a_t, rows, own, features, F, F != BF)
@@ -261,7 +262,7 @@ def wide(
                     if OUTPUT == "o":
                         total = tl.load(TOTAL + totals + first + rows, mask=inside & before, other=0.0)
                 if OUTPUT == "dq":
-                    w = tl.load(E + vector, mask=inside, other=0.0)
+                    w = tl.load(DELTA + vector, mask=inside, other=0.0)
                 raw = to_dot_dtype(a, DOT, PRECISION) if TRANSPOSED else rectified(a, DOT, PRECISION)
                 if MEMBERS > 1:
                     acc, total = apply(a, raw, w, c, sc, zc, acc, total, OUTPUT, PARTS, DOT, PRECISION)
@@ -269,10 +270,11 @@ def wide(
                 for g in range(MEMBERS):
                     m = first - begin + edge * CHUNK
                     member = (m * 0 + g).to(tl.int64)
-                    here, b, x, r, e = chunk_of(
-                        B + member * b_h, X + member * x_h, INVERSE + vectors + member * row_h,
-                        E + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F, N,
-                        OUTPUT, MASKED, CHUNK, BF, BN,
+                    here, b, x, inv_den, delta = chunk_of(
+                        B + member * b_h, X + member * x_h, INV_DEN + vectors + member * row_h,
+                        DELTA + vectors + member * row_h, MASK, origin + m, low, high, columns, b_t, x_t, F,
+                        N,
+                        OUTPUT, HAS_MASK, CHUNK, BF, BN,
                     )  # fmt: skip
                     cj, sj = turn(m + rows, window, DOT)
                     # Row a of the chunk and row b of the edge.
@@ -285,23 +287,24 @@ def wide(
                     else:
                         seen = rows[None, :] > rows[:, None]
                     acc, total = square(
-                        raw, b, x, w if OUTPUT == "dq" else e, r, c, s, cj, sj, seen & here[None, :], acc,
+                        raw, b, x, w if OUTPUT == "dq" else delta, inv_den, c, s, cj, sj, seen & here[None,
+                        :], acc,
                         total, OUTPUT, DOT, PRECISION,
                     )  # fmt: skip
                     # One phase after the other: fewer registers are needed at a time.
                     if MEMBERS == 1:
                         acc, total = apply(a, raw, w, c, sc, zc, acc, total, OUTPUT, PARTS, DOT, PRECISION)
-                    sc, zc = take(b, x, e, cj * r, sc, zc, OUTPUT, PARTS, DOT, PRECISION)
+                    sc, zc = take(b, x, delta, cj * inv_den, sc, zc, OUTPUT, PARTS, DOT, PRECISION)
                     if MEMBERS == 1:
                         acc, total = apply(a, raw, w, s, ss, zs, acc, total, OUTPUT, PARTS, DOT, PRECISION)
-                    ss, zs = take(b, x, e, sj * r, ss, zs, OUTPUT, PARTS, DOT, PRECISION)
+                    ss, zs = take(b, x, delta, sj * inv_den, ss, zs, OUTPUT, PARTS, DOT, PRECISION)
                 if SECOND:
                     if OUTPUT == "o":
                         if block == 0:
-                            tl.store(DENOMINATOR + vector, total, mask=inside)
+                            tl.store(DEN + vector, total, mask=inside)
                         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
                     if OUTPUT == "dq":
-                        inverse = tl.load(INVERSE + vector, mask=inside, other=0.0)
+                        inverse = tl.load(INV_DEN + vector, mask=inside, other=0.0)
                         acc = tl.where((inverse != 0.0)[:, None], acc * inverse[:, None], 0.0)
                     if TRANSPOSED:
                         gate = load_rows(GATE + first64 * gate_t, gate_t, rows, own, columns, N, N % BN != 0)

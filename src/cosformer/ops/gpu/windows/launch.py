@@ -1,6 +1,6 @@
 """Attention of heads with a window: which kernels make up a forward, a backward and a step.
 
-Narrow windows are bands (window_band.py), wide ones go through states of chunks (window_wide.py). All heads
+Narrow windows are bands (band.py), wide ones go through states of chunks (wide.py). All heads
 of a kind are one launch, whatever their windows: these are data. Heads without a window are not touched.
 """
 
@@ -11,22 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.ops.gpu.blocks import INTERPRETED, dot_precision, has_large_smem, power_of_two
 from cosformer.ops.gpu.launch_cache import cached_call
 from cosformer.ops.gpu.launch_plan import LaunchPlan
+from cosformer.ops.gpu.padding import with_aligned_rows
 from cosformer.ops.gpu.partition import sm_count
-from cosformer.ops.triton.configs import band, block_config, dot_precision, has_large_smem, power_of_two
-from cosformer.ops.triton.kernels import INTERPRETED, ROLES
-from cosformer.ops.triton.padding import with_aligned_rows
-from cosformer.ops.triton.partition import CHUNK_CTAS
-from cosformer.ops.triton.window_band import band_keys, band_queries
-from cosformer.ops.triton.window_decode import window_step
-from cosformer.ops.triton.window_rows import document_bounds, weigh_heads
-from cosformer.ops.triton.window_wide import wide
+from cosformer.ops.gpu.roles import ROLES
+from cosformer.ops.gpu.windows import configs
+from cosformer.ops.gpu.windows.band import band_keys, band_queries
+from cosformer.ops.gpu.windows.decode import window_step
+from cosformer.ops.gpu.windows.rows import document_bounds, weigh_heads
+from cosformer.ops.gpu.windows.wide import wide
 
 WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through states of chunks
 WIDE_STEP = 64
 BISECTED = 256  # tokens a program of document_bounds takes
 MENDED = 128  # tiles of a band that a program looks after
+WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,13 @@ class _Windowed:
         self.offset, self.eps = offset, eps
         self.mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
         self.bounds = None if cu_seqlens is None else self._bounds(cu_seqlens)
-        self.inverse, self.e = den, den
+        self.inv_den, self.delta = den, den
         if "g" in tensors:
-            self.inverse, self.e = plan.empty(tuple(den.shape)), plan.empty(tuple(den.shape))
+            self.inv_den, self.delta = plan.empty(tuple(den.shape)), plan.empty(tuple(den.shape))
         self.dot_precision, self.large_smem = dot_precision(q.dtype, INTERPRETED), has_large_smem(q.device)
         self.common: dict[str, Any] = {
             "GROUP": self.group, "D": self.dims[0], "DV": self.dims[1], "CAUSAL": causal,
-            "IS_VARLEN": cu_seqlens is not None, "MASKED": key_mask is not None,
+            "IS_VARLEN": cu_seqlens is not None, "HAS_MASK": key_mask is not None,
             "DOT": self.dot_precision.dtype, "PRECISION": self.dot_precision.precision,
         }  # fmt: skip
 
@@ -184,11 +185,11 @@ class _Windowed:
         role = ROLES[what]
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
-        options = band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
+        options = configs.band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
         self._band(
             band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
-            a, b, x, y, gate, out, self.den, self.inverse, self.e, self.mask, self.bounds, table, heads,
+            a, b, x, y, gate, out, self.den, self.inv_den, self.delta, self.mask, self.bounds, table, heads,
             self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
             OUTPUT=what, **options, **self.common,
         )  # fmt: skip
@@ -198,11 +199,11 @@ class _Windowed:
         if table is None or self.batch * self.tk == 0:
             return
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
-        options = band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
+        options = configs.band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
         self._band(
             band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
-            *tensors, self.inverse, self.e, self.mask, self.bounds, table, heads, self.tk, self.tq,
+            *tensors, self.inv_den, self.delta, self.mask, self.bounds, table, heads, self.tk, self.tq,
             -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
         )  # fmt: skip
 
@@ -215,7 +216,7 @@ class _Windowed:
             self.plan.launch(kernel, programs, spoilt, tiles, *arguments, MEND=mend, **options)
 
     def weigh(self, table: Tensor | None) -> None:
-        """r and e of wide heads; those of narrow ones come with dq."""
+        """inv_den and delta of wide heads; those of narrow ones come with dq."""
         if table is None or self.batch * self.tq == 0:
             return
         g, o = self.tensors["g"], self.tensors["out"]
@@ -223,7 +224,7 @@ class _Windowed:
         rows = max(16, 2**12 // columns)
         self.plan.launch(
             weigh_heads, heads * self.group * -(-self.tq // rows) * self.batch,
-            g, o, self.den, self.inverse, self.e, table, heads, self.tq, self.eps, *_strides(g, o),
+            g, o, self.den, self.inv_den, self.delta, table, heads, self.tq, self.eps, *_strides(g, o),
             *self._vectors()[:2], GROUP=self.group, DV=self.dims[1], ROWS=rows, BV=columns, num_warps=4,
         )  # fmt: skip
 
@@ -236,7 +237,7 @@ class _Windowed:
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate = None if role.x is None else self.tensors[role.x]
         features, columns = self.dims if what in ("o", "dv") else self.dims[::-1]
-        config = block_config("wide", what, self.dot_precision.bytes, features, self.large_smem)
+        config = configs.wide(self.dot_precision.bytes, features, self.large_smem)
         options = {
             "CHUNK": config.bt, "BF": power_of_two(features), "BN": min(config.bv, power_of_two(columns)),
             "PARTS": min(config.bt, 4 * config.warps), "num_warps": config.warps,
@@ -249,7 +250,7 @@ class _Windowed:
         total = self.plan.empty((programs, length)) if what == "o" else None
         self.plan.launch(
             wide, programs * -(-length // segment),
-            a, b, x, y, gate, self.den, self.inverse, self.e, partial, total, self.mask, self.bounds,
+            a, b, x, y, gate, self.den, self.inv_den, self.delta, partial, total, self.mask, self.bounds,
             table, heads, length, others, self.offset if on_q else -self.offset, segment, self.eps,
             *_strides(a, b, x, y, gate), *self._vectors(), OUTPUT=what, **options, **self.common,
         )  # fmt: skip
@@ -259,7 +260,7 @@ class _Windowed:
         smallest wide window allows, or shorter to fill the GPU, but no shorter than a quarter of that, where
         most of the work would be to sum up what lies before the segment."""
         longest = min(w for w in self.windows if w > WIDEST_BAND)
-        wanted = CHUNK_CTAS * sm_count(self.tensors["q"].device)
+        wanted = WIDE_CTAS * sm_count(self.tensors["q"].device)
         n = min(wanted // max(1, programs), 4 * length // longest)
         size = -(-length // max(1, n))
         return max(WIDE_STEP, min(longest, -(-size // WIDE_STEP) * WIDE_STEP))

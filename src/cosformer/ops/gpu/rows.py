@@ -205,3 +205,13 @@ def partial_sums(x, PARTIALS: tl.constexpr):
 def as_columns(x, PARTIALS: tl.constexpr):
     """A vector [C] as PARTIALS equal columns [C, PARTIALS]."""
     return x[:, None] + tl.zeros((x.shape[0], PARTIALS), tl.float32)
+
+
+@triton.jit
+def inv_den_and_delta(g, o, den, eps):
+    """delta is zero where den < eps; both are zero for a row whose g is zero."""
+    g = g.to(tl.float32)
+    has_grad = tl.sum(tl.abs(g), 1) != 0.0
+    inv_den = tl.where(has_grad, 1.0 / tl.maximum(den, eps, propagate_nan=tl.PropagateNan.ALL), 0.0)
+    delta = tl.where(has_grad & (den >= eps), -tl.sum(g * o.to(tl.float32), 1), 0.0)
+    return inv_den, delta

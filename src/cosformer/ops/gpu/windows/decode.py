@@ -12,7 +12,7 @@ next tile is asked for before that.
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import phases, relu
+from cosformer.ops.gpu.rows import phases, relu
 
 
 @triton.jit

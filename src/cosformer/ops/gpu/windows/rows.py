@@ -9,14 +9,13 @@ computes are its own, those it sums over are the others: for "o" and "dq" querie
 keys and queries. An own row at index i stands at index i + shift of the other side.
 
 What a row does not see may be anything, NaN included, and zero times NaN is NaN: pairs that are not seen are
-chosen away after every product of rows, never multiplied by zero (window_band.py for the products behind).
+chosen away after every product of rows, never multiplied by zero (band.py for the products behind).
 """
 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.bwd_preprocess import inv_den_and_delta
-from cosformer.ops.triton.rows import load_rows, phases, relu, to_dot_dtype
+from cosformer.ops.gpu.rows import inv_den_and_delta, load_rows, phases, relu, to_dot_dtype
 
 
 @triton.jit
@@ -141,10 +140,10 @@ def document_bounds(CU, BOUNDS, documents, length, steps, ROWS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["heads", "length", "row_b", "row_h"])
 def weigh_heads(
-    G, O, DENOMINATOR, INVERSE, E, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
+    G, O, DEN, INV_DEN, DELTA, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
     GROUP: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """r and e (bwd_preprocess.py) of the heads in TABLE, a tile of ROWS tokens each."""
+    """r and delta (ops/gpu/rows.py) of the heads in TABLE, a tile of ROWS tokens each."""
     pid = tl.program_id(0)
     entry = pid % (heads * GROUP)
     tile = pid // (heads * GROUP)
@@ -158,6 +157,6 @@ def weigh_heads(
     g = load_rows(G + batch * g_b + head * g_h + first * g_t, g_t, rows, inside, columns, DV, DV != BV)
     o = load_rows(O + batch * o_b + head * o_h + first * o_t, o_t, rows, inside, columns, DV, DV != BV)
     vector = batch * row_b + head * row_h + first + rows
-    r, e = inv_den_and_delta(g, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
-    tl.store(INVERSE + vector, r, mask=inside)
-    tl.store(E + vector, e, mask=inside)
+    inv_den, delta = inv_den_and_delta(g, o, tl.load(DEN + vector, mask=inside, other=1.0), eps)
+    tl.store(INV_DEN + vector, inv_den, mask=inside)
+    tl.store(DELTA + vector, delta, mask=inside)

@@ -4,10 +4,10 @@ One program takes one tile of BT own rows of one head. It meets, BS at a time, t
 reaches: a square of scores, the weights written into it, times the others' rows. There is no state; the first
 read of a row comes from memory, the others from the cache.
 
-    "o":   P = c (q' k'^T)            n = P v,  d = P 1,  o = n / max(d, eps)
-    "dq":  P = c (g v^T + e)          dq = r (P k') where q > 0
-    keys:  P = c r (k' q'^T)          dv = P g                 summed over the heads of a group
-           P = c r (v g^T + e)        dk = P q' where k > 0
+    "o":   P = c (q' k'^T)                  n = P v,  d = P 1,  o = n / max(d, eps)
+    "dq":  P = c (g v^T + delta)            dq = inv_den (P k') where q > 0
+    keys:  P = c inv_den (k' q'^T)          dv = P g             summed over the heads of a group
+           P = c inv_den (v g^T + delta)    dk = P q' where k > 0
 
 Weights c are made of the phases of both rows relative to the tile: two multiply-adds an element. Pairs that
 are not seen have P = 0 by choice, whatever their scores are. The rows that P is multiplied with may still
@@ -18,16 +18,16 @@ more, with zeros in the place of numbers that are not finite, and what saw one o
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.bwd_preprocess import inv_den_and_delta
-from cosformer.ops.triton.rows import (
+from cosformer.ops.gpu.rows import (
     dot_add,
     dot_over_features,
+    inv_den_and_delta,
     load_key_mask,
     load_rows,
     store_rows,
     to_dot_dtype,
 )
-from cosformer.ops.triton.window_rows import (
+from cosformer.ops.gpu.windows.rows import (
     finite,
     gated,
     reach,
@@ -70,8 +70,9 @@ def is_marked(SPOILT, tile, tiles):
 
 @triton.jit
 def meet(
-    acc, a, B, X, MASK, e, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr, x_t: tl.constexpr,
-    F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, MASKED: tl.constexpr, MODE: tl.constexpr,
+    acc, a, B, X, MASK, delta, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr,
+    x_t: tl.constexpr,
+    F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, HAS_MASK: tl.constexpr, MODE: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -85,13 +86,13 @@ def meet(
         first = begin + n * BS
         j = first + others
         here = j < end
-        if MASKED:
+        if HAS_MASK:
             here = tl.load(MASK + j, mask=here, other=0) != 0
         first64 = first.to(tl.int64)
         x = load_rows(X + first64 * x_t, x_t, others, here, columns, N, N != BN)
         x = to_dot_dtype(x, DOT, PRECISION) if OUTPUT == "o" else rectified(x, DOT, PRECISION)
         seen = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
-        if MASKED:
+        if HAS_MASK:
             seen = seen & here[None, :]
         if MODE == "spoil":
             acc = spoil(x, seen, acc, DOT, PRECISION)
@@ -100,7 +101,7 @@ def meet(
             b = rectified(b, DOT, PRECISION) if OUTPUT == "o" else to_dot_dtype(b, DOT, PRECISION)
             p = dot_over_features(a, tl.trans(b), PRECISION)
             if OUTPUT == "dq":
-                p += e[:, None]
+                p += delta[:, None]
             cj, sj = turn(j - origin, window, DOT)
             p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
             if OUTPUT == "o":
@@ -115,19 +116,19 @@ def meet(
 
 @triton.jit
 def tile_of_queries(
-    pid, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
+    pid, A, B, X, Y, GATE, OUT, DEN, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads, length, others, shift,
     eps,
     a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
     y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, OUTPUT: tl.constexpr, CAUSAL: tl.constexpr,
-    IS_VARLEN: tl.constexpr, MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    IS_VARLEN: tl.constexpr, HAS_MASK: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
 ):  # fmt: skip
     """ "o": A, B, X are q, k, v, and Y is o; the denominators are written. "dq": A, B, X are g, v, k, and Y
-    is dq; GATE is q, and r and e are made from g, OUT and the denominators, and written. TABLE [n, 3]: key
-    head and window of each of n = `heads` key heads. Returns whether the tile is not finite, and so is to be
-    computed again with MEND."""
+    is dq; GATE is q; inv_den and delta are made from g, OUT and the denominators, and written. TABLE [n, 3]:
+    key head and window of each of n = `heads` key heads. Returns whether the tile is not finite, and so is to
+    be computed again with MEND."""
     F: tl.constexpr = D if OUTPUT == "o" else DV
     N: tl.constexpr = DV if OUTPUT == "o" else D
     BF: tl.constexpr = BD if OUTPUT == "o" else BV
@@ -154,42 +155,44 @@ def tile_of_queries(
     first64 = first.to(tl.int64)
     vector = batch * row_b + head * row_h + first + rows
     a = load_rows(A + batch * a_b + head * a_h + first64 * a_t, a_t, rows, inside, features, F, F != BF)
-    e = tl.zeros((BT,), tl.float32)
-    r = tl.zeros((BT,), tl.float32)
+    delta = tl.zeros((BT,), tl.float32)
+    inv_den = tl.zeros((BT,), tl.float32)
     if OUTPUT == "o":
         a = rectified(a, DOT, PRECISION)
     else:
         o = load_rows(OUT + batch * o_b + head * o_h + first64 * o_t, o_t, rows, inside, features, F, F != BF)
-        r, e = inv_den_and_delta(a, o, tl.load(DENOMINATOR + vector, mask=inside, other=1.0), eps)
-        tl.store(INVERSE + vector, r, mask=inside)
-        tl.store(E + vector, e, mask=inside)
+        inv_den, delta = inv_den_and_delta(a, o, tl.load(DEN + vector, mask=inside, other=1.0), eps)
+        tl.store(INV_DEN + vector, inv_den, mask=inside)
+        tl.store(DELTA + vector, delta, mask=inside)
         a = to_dot_dtype(a, DOT, PRECISION)
     c, s = turn(rows, window, DOT)
     B += batch * b_b + key_head * b_h
     X += batch * x_b + key_head * x_h
-    if MASKED:
+    if HAS_MASK:
         MASK += batch * mask_stride
     acc = tl.zeros((BT, BN), tl.float32)
     if MEND:
         acc, _ = meet(
-            acc, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
-            OUTPUT, MASKED, "spoil", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
+            OUTPUT, HAS_MASK, "spoil", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
         acc, total = meet(
-            acc, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, OUTPUT,
-            MASKED, "clear", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
+            OUTPUT,
+            HAS_MASK, "clear", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     else:
         acc, total = meet(
-            acc, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, OUTPUT,
-            MASKED, "sum", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
+            OUTPUT,
+            HAS_MASK, "sum", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     bad = spoilt(acc)
     if OUTPUT == "o":
-        tl.store(DENOMINATOR + vector, total, mask=inside)
+        tl.store(DEN + vector, total, mask=inside)
         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
     else:
-        acc = tl.where((r != 0.0)[:, None], acc * r[:, None], 0.0)
+        acc = tl.where((inv_den != 0.0)[:, None], acc * inv_den[:, None], 0.0)
         GATE += batch * gate_b + head * gate_h + first64 * gate_t
         gate = load_rows(GATE, gate_t, rows, inside, columns, N, N != BN)
         acc = gated(acc, gate)
@@ -201,13 +204,13 @@ def tile_of_queries(
     do_not_specialize=["tiles", "heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"]
 )
 def band_queries(
-    SPOILT, tiles, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others,
+    SPOILT, tiles, A, B, X, Y, GATE, OUT, DEN, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads, length, others,
     shift, eps,
     a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
     y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, OUTPUT: tl.constexpr, CAUSAL: tl.constexpr,
-    IS_VARLEN: tl.constexpr, MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    IS_VARLEN: tl.constexpr, HAS_MASK: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
 ):  # fmt: skip
     """A tile each; with MEND, those of MEND tiles each that are marked in SPOILT."""
@@ -217,16 +220,17 @@ def band_queries(
         for n in range(count):
             if is_marked(SPOILT, first + n, tiles):
                 tile_of_queries(
-                    first + n, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads,
+                    first + n, A, B, X, Y, GATE, OUT, DEN, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads,
                     length, others, shift, eps, a_b, a_t, a_h, b_b, b_t, b_h, x_b, x_t, x_h, y_b, y_t, y_h,
                     gate_b, gate_t, gate_h, o_b, o_t, o_h, row_b, row_h, mask_stride, GROUP, D, DV, OUTPUT,
-                    CAUSAL, IS_VARLEN, MASKED, BT, BS, BD, BV, DOT, PRECISION, True,
+                    CAUSAL, IS_VARLEN, HAS_MASK, BT, BS, BD, BV, DOT, PRECISION, True,
                 )  # fmt: skip
     else:
         bad = tile_of_queries(
-            pid, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others,
+            pid, A, B, X, Y, GATE, OUT, DEN, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads, length, others,
             shift, eps, a_b, a_t, a_h, b_b, b_t, b_h, x_b, x_t, x_h, y_b, y_t, y_h, gate_b, gate_t, gate_h,
-            o_b, o_t, o_h, row_b, row_h, mask_stride, GROUP, D, DV, OUTPUT, CAUSAL, IS_VARLEN, MASKED, BT, BS,
+            o_b, o_t, o_h, row_b, row_h, mask_stride, GROUP, D, DV, OUTPUT, CAUSAL, IS_VARLEN, HAS_MASK, BT,
+            BS,
             BD, BV, DOT, PRECISION, False,
         )  # fmt: skip
         tl.store(SPOILT + pid, bad.to(tl.int32))
@@ -234,7 +238,7 @@ def band_queries(
 
 @triton.jit
 def meet_queries(
-    dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, origin, window, q_h, g_h, row_h,
+    dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, origin, window, q_h, g_h, row_h,
     q_t: tl.constexpr, g_t: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MODE: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -253,22 +257,22 @@ def meet_queries(
         here = i < end
         q = load_rows(Q + group * q_h + first64 * q_t, q_t, others, here, of_d, D, D != BD)
         g = load_rows(G + group * g_h + first64 * g_t, g_t, others, here, of_v, DV, DV != BV)
-        r = tl.load(INVERSE + group * row_h + i, mask=here, other=0.0)
+        inv_den = tl.load(INV_DEN + group * row_h + i, mask=here, other=0.0)
         q = rectified(q, DOT, PRECISION)
         g = to_dot_dtype(g, DOT, PRECISION)
-        i = tl.where(r != 0.0, i, -1)  # which no key sees
+        i = tl.where(inv_den != 0.0, i, -1)  # which no key sees
         seen = within(i, low, high)
         if MODE == "spoil":
             dk = spoil(q, seen, dk, DOT, PRECISION)
             dv = spoil(g, seen, dv, DOT, PRECISION)
         else:
-            e = tl.load(E + group * row_h + i, mask=here, other=0.0)
+            delta = tl.load(DELTA + group * row_h + i, mask=here, other=0.0)
             ci, si = turn(first - origin + others, window, DOT)
             # No weight that is seen is zero: the two choices below need no other mask.
-            weight = tl.where(seen, weights(c, s, ci * r, si * r), 0.0)
+            weight = tl.where(seen, weights(c, s, ci * inv_den, si * inv_den), 0.0)
             p = tl.where(weight != 0.0, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
             dv = dot_add(rounded(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
-            p = dot_over_features(v, tl.trans(g), PRECISION) + e[None, :]
+            p = dot_over_features(v, tl.trans(g), PRECISION) + delta[None, :]
             p = tl.where(weight != 0.0, p * weight, 0.0)
             dk = dot_add(rounded(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
     if MODE == "clear":
@@ -279,16 +283,15 @@ def meet_queries(
 
 @triton.jit
 def tile_of_keys(
-    pid, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
+    pid, K, V, Q, G, DK, DV_, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads, length, others, shift,
     k_b, k_t: tl.constexpr, k_h, v_b, v_t: tl.constexpr, v_h, q_b, q_t: tl.constexpr, q_h,
     g_b, g_t: tl.constexpr, g_h, dk_b, dk_t: tl.constexpr, dk_h, dv_b, dv_t: tl.constexpr, dv_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, IS_VARLEN: tl.constexpr,
-    MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    HAS_MASK: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys, from the r and e that band_queries has written; returns and MEND as in
-    `tile_of_queries`."""
+    """dk and dv of a tile of keys, from what band_queries has written; returns and MEND as there."""
     entry = pid % heads
     tile = pid // heads
     tiles = tl.cdiv(length, BT)
@@ -299,7 +302,7 @@ def tile_of_keys(
 
     rows = tl.arange(0, BT)
     inside = first + rows < length
-    here = load_key_mask(MASK, mask_stride, batch, first + rows, inside, MASKED)
+    here = load_key_mask(MASK, mask_stride, batch, first + rows, inside, HAS_MASK)
     low, high = reach(first + rows, here, shift, window, others, BOUNDS, True, CAUSAL, IS_VARLEN)
     if IS_VARLEN:
         begin, end = span(low, high, others)
@@ -316,22 +319,22 @@ def tile_of_keys(
     c, s = turn(rows, window, DOT)
     Q += batch * q_b + head * GROUP * q_h
     G += batch * g_b + head * GROUP * g_h
-    INVERSE += batch * row_b + head * GROUP * row_h
-    E += batch * row_b + head * GROUP * row_h
+    INV_DEN += batch * row_b + head * GROUP * row_h
+    DELTA += batch * row_b + head * GROUP * row_h
     dk = tl.zeros((BT, BD), tl.float32)
     dv = tl.zeros((BT, BV), tl.float32)
     if MEND:
         dk, dv = meet_queries(
-            dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
+            dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
             row_h, q_t, g_t, GROUP, D, DV, "spoil", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
         dk, dv = meet_queries(
-            dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
+            dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
             row_h, q_t, g_t, GROUP, D, DV, "clear", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
     else:
         dk, dv = meet_queries(
-            dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
+            dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
             row_h, q_t, g_t, GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
     bad = spoilt(dk) | spoilt(dv)
@@ -345,12 +348,12 @@ def tile_of_keys(
     do_not_specialize=["tiles", "heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"]
 )
 def band_keys(
-    SPOILT, tiles, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
+    SPOILT, tiles, K, V, Q, G, DK, DV_, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads, length, others, shift,
     k_b, k_t: tl.constexpr, k_h, v_b, v_t: tl.constexpr, v_h, q_b, q_t: tl.constexpr, q_h,
     g_b, g_t: tl.constexpr, g_h, dk_b, dk_t: tl.constexpr, dk_h, dv_b, dv_t: tl.constexpr, dv_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, IS_VARLEN: tl.constexpr,
-    MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    HAS_MASK: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
 ):  # fmt: skip
     """As `band_queries`."""
@@ -360,16 +363,18 @@ def band_keys(
         for n in range(count):
             if is_marked(SPOILT, first + n, tiles):
                 tile_of_keys(
-                    first + n, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others,
+                    first + n, K, V, Q, G, DK, DV_, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads, length,
+                    others,
                     shift, k_b, k_t, k_h, v_b, v_t, v_h, q_b, q_t, q_h, g_b, g_t, g_h, dk_b, dk_t, dk_h, dv_b,
-                    dv_t, dv_h, row_b, row_h, mask_stride, GROUP, D, DV, CAUSAL, IS_VARLEN, MASKED, BT, BS,
+                    dv_t, dv_h, row_b, row_h, mask_stride, GROUP, D, DV, CAUSAL, IS_VARLEN, HAS_MASK, BT, BS,
                     BD, BV, DOT, PRECISION, True,
                 )  # fmt: skip
     else:
         bad = tile_of_keys(
-            pid, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift, k_b, k_t,
+            pid, K, V, Q, G, DK, DV_, INV_DEN, DELTA, MASK, BOUNDS, TABLE, heads, length, others, shift, k_b,
+            k_t,
             k_h, v_b, v_t, v_h, q_b, q_t, q_h, g_b, g_t, g_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, row_b,
-            row_h, mask_stride, GROUP, D, DV, CAUSAL, IS_VARLEN, MASKED, BT, BS, BD, BV, DOT, PRECISION,
+            row_h, mask_stride, GROUP, D, DV, CAUSAL, IS_VARLEN, HAS_MASK, BT, BS, BD, BV, DOT, PRECISION,
             False,
         )  # fmt: skip
         tl.store(SPOILT + pid, bad.to(tl.int32))

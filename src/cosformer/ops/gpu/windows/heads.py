@@ -1,5 +1,5 @@
 """A GPU backend for heads with and without windows: its own kernels for those without, the portable kernels
-for windows (ops/triton/windowed.py) for the others."""
+for windows (launch.py) for the others."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream
-from cosformer.ops.triton import windowed
+from cosformer.ops.gpu.windows import launch
 from cosformer.ops.windowed import Triple, WindowedBackend
 
 
@@ -68,21 +68,21 @@ class GpuBackend:
         return made.numerator, made.denominator
 
     def window_forward(self, args: AttentionArgs, out: Tensor, den: Tensor) -> None:
-        windowed.forward(
+        launch.forward(
             args.q, args.k, args.v, out, den, table_of(args), args.key_mask, args.cu_seqlens, args.causal,
             args.query_offset, args.eps,
         )  # fmt: skip
 
     def window_backward(self, args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple) -> None:
-        windowed.backward(
+        launch.backward(
             grad, args.q, args.k, args.v, saved.out, saved.den, *into, table_of(args), args.key_mask,
             args.cu_seqlens, args.causal, args.query_offset, args.eps,
         )  # fmt: skip
 
 
-def table_of(args: AttentionArgs) -> windowed.WindowTable:
+def table_of(args: AttentionArgs) -> launch.WindowTable:
     assert args.windows is not None
     device = args.q.device
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return windowed.window_table(args.windows, device)
+    return launch.window_table(args.windows, device)
