@@ -54,11 +54,6 @@ def plain(header: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = 
     return "\n".join(lines)
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
-    rule = ["---"] + ["---:" if figures else "---"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
-
-
 def seconds(value: float) -> str:
     """Three figures in the unit that suits: 0.123 ms, 12.3 ms, 1.23 s."""
     return f"{_three(value)} s" if value >= 1 else f"{_three(value * 1e3)} ms"

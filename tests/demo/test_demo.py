@@ -19,9 +19,9 @@ from cosformer import tasks
 from cosformer.cli import main
 from cosformer.demo import training
 from cosformer.demo.maps import attention_maps, most_concentrated
-from cosformer.demo.page import LENGTH_PLOTS, figures
 from cosformer.demo.settings import MECHANISMS, TINY
 from cosformer.models import CosformerConfig, CosformerForCausalLM
+from cosformer.report.sections.demo import LENGTH_PLOTS, figures
 from cosformer.training.model import build
 from tests.report.demo_record import RECORD
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from cosformer import tasks
-from cosformer.demo import measure, page, training
+from cosformer.demo import measure, training
 from cosformer.demo.maps import attention_maps, most_concentrated, over_largest
 from cosformer.demo.settings import MECHANISMS, Settings
 from cosformer.demo.training import RESULTS, RUNS
 from cosformer.report.files import replace
+from cosformer.report.sections.demo import document
 from cosformer.report.write import PLOTS, write
 from cosformer.terminal import Progress
 
@@ -86,7 +87,7 @@ class Demo:
             if name not in self.record:
                 self.record[name] = work()
                 self._write()
-        return write(page.document(self.record), self.folder)[0]
+        return write(document(self.record), self.folder)[0]
 
     def _write(self) -> None:
         replace(self.folder / RECORD, json.dumps(self.record) + "\n")

@@ -1,14 +1,8 @@
 """Records of heads with windows as sections: what they cost, and whether a long stream drifts."""
 
-from typing import Any
-
-from cosformer.report.benchmarks import source
 from cosformer.report.document import Block, Section, Table, Text
+from cosformer.report.sections.common import MODES, PHASES, Record, source
 from cosformer.terminal import seconds, size
-
-Record = dict[str, Any]
-
-PHASES = ("forward", "forward+backward")
 
 
 def windows(record: Record) -> Section:
@@ -21,7 +15,7 @@ def windows(record: Record) -> Section:
         if "median_s" in t
     }
     blocks: list[Block] = []
-    for mode in ("causal", "bidirectional"):
+    for mode in MODES:
         rows = []
         for name, dim in sorted({(t["contender"], t["dim"]) for t in timings}):
             cells = []

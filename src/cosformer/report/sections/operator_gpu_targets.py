@@ -4,7 +4,7 @@ promises are not for editing."""
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.contenders import MODES, PHASES
+from cosformer.report.sections.common import MODES, PHASES
 
 FORWARD, BOTH = PHASES
 PORTABLE, FAST = "cosformer[triton]", "cosformer"

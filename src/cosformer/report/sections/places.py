@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
 
-from cosformer.report.results import flat
+from cosformer.report.sections.common import Record
+from cosformer.report.sections.runs import flat
 
-Record = dict[str, Any]
 NOT_RUN, FAILED = "not run", "failed"
 
 

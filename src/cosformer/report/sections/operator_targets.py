@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.terminal import times
+from cosformer.report.sections.common import PHASE
+from cosformer.terminal import times
 
-PHASE = "forward+backward"
 STATED_FOR = {"device": "cpu", "threads": 2, "dtype": "float32", "batch": 1, "heads": 8, "dim": 64}
 
 

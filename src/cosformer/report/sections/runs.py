@@ -8,9 +8,8 @@ from typing import Any
 
 from cosformer.record_format import NON_SEMANTIC_FIELDS
 from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
+from cosformer.report.sections.common import Record, hardware_words
 from cosformer.terminal import size
-
-Record = dict[str, Any]
 
 # Of a run's settings: what may differ between two runs of the same experiment.
 _NO_MATTER = ("seed", "attention", *NON_SEMANTIC_FIELDS)
@@ -180,8 +179,3 @@ def made_with(records: list[Record]) -> str:
     commits = sorted({c[:10] for r in records if (c := r.get("commit", {}).get("id"))})
     said = [", ".join(hardware), ", ".join(versions), f"commit {', '.join(commits)}" if commits else ""]
     return "Made with " + "; ".join(part for part in said if part) + "."
-
-
-def hardware_words(record: Record) -> str:
-    hardware = record.get("hardware", {})
-    return hardware.get("gpu") or hardware.get("cpu") or ""

@@ -3,13 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cosformer.report.document import Document, Line, Plot, Section, Table, colour_of
-from cosformer.report.results import hardware_words
+from cosformer.report.sections.common import Record, hardware_words
 from cosformer.terminal import seconds, size
-
-Record = dict[str, Any]
 
 
 def table(records: Sequence[Record]) -> Table:

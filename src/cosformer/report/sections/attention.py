@@ -1,14 +1,33 @@
-"""The report on all attentions, rendered from its JSON record and from nothing else."""
+"""All attentions: time, memory and state against the length, and how each grows beside what it claims."""
 
 import math
-from typing import Any
 
-from benchmarks.contenders import MODES, PHASES
-from benchmarks.report import Section, disturbance, gate_section, machine_words, setting_section, shape_words
-from benchmarks.targets import PHASE, Results
-from benchmarks.terminal import markdown, plain, seconds, size
+from cosformer.report.document import Block, Document, Figure, Section, Table, Text
+from cosformer.report.sections.common import (
+    MODES,
+    PHASE,
+    PHASES,
+    Record,
+    again,
+    cell,
+    disturbance,
+    hardware_words,
+    lines,
+    log_plot,
+    settings_section,
+    source,
+    threads_words,
+)
+from cosformer.report.sections.operator_cpu import BUSY, figure, gate_section, shape_words
+from cosformer.report.sections.operator_targets import Results
+from cosformer.terminal import seconds, size
 
 FORMAT = "cosformer attention benchmark 1"
+# Who is drawn on the page; the full report draws all.
+KNOWN = {
+    "cosformer": ("cosFormer", 0), "softmax": ("softmax", 1), "linear": ("linear (elu + 1)", 2),
+    "performer": ("Performer", 3), "local": ("local", 4), "reformer": ("Reformer", 5),
+}  # fmt: skip
 # Up to which fitted exponent a claim stands; constant parts and caches bend every curve a little.
 LIMITS = {"linear": 1.2, "log-linear": 1.3, "length^1.5": 1.7, "quadratic": 2.2}
 GATE = (
@@ -28,7 +47,7 @@ def exponent(points: list[tuple[int, float]]) -> float | None:
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
 
 
-def growth(data: dict[str, Any]) -> list[dict[str, Any]]:
+def growth(data: Record) -> list[Record]:
     """For each contender and mode the fitted exponents of time and memory beside the claim."""
     results, found = Results(data), []
     for name in data["contenders"]:
@@ -52,44 +71,53 @@ def growth(data: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def to_markdown(data: dict[str, Any], plot: str | None) -> str:
-    parts = [
-        f"# All attentions: time, memory and state, {data['date'][:10]}",
-        _subtitle(data),
-        disturbance(data),
+def section(record: Record) -> Section:
+    """For the page."""
+    timings = [t for t in record["timings"] if t["phase"] == PHASE and "median_s" in t]
+    blocks: list[Block] = [
+        log_plot(
+            f"attention-{mode}",
+            f"{mode.capitalize()}: time of six of the attentions, forward and backward",
+            lines([t for t in timings if t["mode"] == mode], KNOWN, "median_s"),
+            "time of a call",
+            "How steep a line is says how an attention grows; how high it starts, what it costs before.",
+        )
+        for mode in MODES
     ]
-    if plot:
-        parts.append(f"![Time and peak memory against sequence length]({plot})")
-    for s in _sections(data):
-        parts += [f"## {s.title}", s.prose, markdown(s.header, s.rows, s.figures) if s.rows else ""]
-    parts += ["## Again", f"```\n{data['command']}\n```"]
-    return "\n\n".join(p for p in parts if p) + "\n"
-
-
-def to_terminal(data: dict[str, Any]) -> str:
-    brief = [s for s in _sections(data) if s.brief and s.rows]
-    parts = [disturbance(data), *(f"{s.title}\n{plain(s.header, s.rows)}" for s in brief)]
-    return "\n\n".join(p for p in parts if p)
-
-
-def _subtitle(data: dict[str, Any]) -> str:
-    return (
-        f"{shape_words(data['settings'])}, on {machine_words(data)}. Mechanisms have their default "
-        "parameters; times are medians over interleaved rounds of one process. *forward* runs without "
-        "autograd; *forward+backward* includes the gradients of q, k and v."
+    longest = max(t["length"] for t in timings)
+    last = {(t["contender"], t["mode"]): t["median_s"] for t in timings if t["length"] == longest}
+    rows = []
+    for name in sorted({n for n, _ in last}):
+        found = [last.get((name, mode)) for mode in MODES]
+        rows.append([name, *("-" if t is None else seconds(t) for t in found)])
+    table = Table([f"at {longest:,} tokens", *MODES], rows, "Forward and backward; all.")
+    return Section(
+        f"The attentions: {hardware_words(record)}", [*blocks, table, source(record)], "attentions"
     )
 
 
-def _sections(data: dict[str, Any]) -> list[Section]:
+def document(data: Record) -> Document:
+    """Everything, beside the record."""
+    subtitle = (
+        f"{shape_words(data['settings'])}, on {threads_words(data)}. Mechanisms have their default "
+        "parameters; times are medians over interleaved rounds of one process. *forward* runs without "
+        "autograd; *forward+backward* includes the gradients of q, k and v."
+    )
+    warning, title = disturbance(data, BUSY), f"All attentions: time, memory and state, {data['date'][:10]}"
+    drawn: list[Figure] = figure(data)
+    return Document(title, subtitle, _sections(data), opening=[*([Text(warning)] if warning else []), *drawn])
+
+
+def _sections(data: Record) -> list[Section]:
     results = Results(data)
     found = [_growth(data)]
     for mode in MODES:
         found += [_by_length(results, mode, phase) for phase in reversed(PHASES)]
     found += [_memory(results, mode) for mode in MODES]
-    return [*found, _states(data), gate_section(data, GATE), setting_section(data)]
+    return [*found, _states(data), gate_section(data, GATE), settings_section(data), again(data)]
 
 
-def _growth(data: dict[str, Any]) -> Section:
+def _growth(data: Record) -> Section:
     def show(x: float | None) -> str:
         return "-" if x is None else f"{x:.2f}"
 
@@ -102,15 +130,8 @@ def _growth(data: dict[str, Any]) -> Section:
         + ", ".join(f"{limit} ({cost})" for cost, limit in LIMITS.items())
         + "."
     )
-    return Section(
-        "Growth", prose, ("attention", "mode", "claimed", "time", "memory", "verdict"), tuple(rows)
-    )
-
-
-def _cell(record: dict[str, Any] | None, field: str, show: Any) -> str:
-    if record is None:
-        return "-"
-    return str(show(record[field])) if field in record else str(record["skipped"]).removeprefix("skipped: ")
+    header = ("attention", "mode", "claimed", "time", "memory", "verdict")
+    return Section("Growth", [Text(prose), Table(header, rows)])
 
 
 def _by_length(results: Results, mode: str, phase: str) -> Section:
@@ -119,9 +140,11 @@ def _by_length(results: Results, mode: str, phase: str) -> Section:
     for name in results.data["contenders"]:
         records = [results.timing(name, mode, phase, t) for t in lengths]
         if any(records):
-            rows.append((name, *(_cell(r, "median_s", seconds) for r in records)))
+            rows.append((name, *(cell(r, "median_s", seconds) for r in records)))
     header = ("attention", *(f"{t:,}" for t in lengths))
-    return Section(f"{mode.capitalize()}, {phase}", "", header, tuple(rows), brief=phase == PHASE)
+    return Section(
+        f"{mode.capitalize()}, {phase}", [Table(header, rows)] if rows else [], brief=phase == PHASE
+    )
 
 
 def _memory(results: Results, mode: str) -> Section:
@@ -130,15 +153,16 @@ def _memory(results: Results, mode: str) -> Section:
     for name in results.data["contenders"]:
         records = [results.memory(name, mode, t) for t in lengths]
         if any(records):
-            rows.append((name, *(_cell(r, "extra_bytes", size) for r in records)))
+            rows.append((name, *(cell(r, "extra_bytes", size) for r in records)))
     title = f"{mode.capitalize()}, peak extra memory"
     if not rows:
-        return Section(title, "Not measured in this run.")
+        return Section(title, [Text("Not measured in this run.")], brief=False)
     prose = "One forward+backward pass, beyond q, k, v and the incoming gradient."
-    return Section(title, prose, ("attention", *(f"{t:,}" for t in lengths)), tuple(rows), brief=False)
+    table = Table(("attention", *(f"{t:,}" for t in lengths)), rows)
+    return Section(title, [Text(prose), table], brief=False)
 
 
-def _states(data: dict[str, Any]) -> Section:
+def _states(data: Record) -> Section:
     lengths = data["settings"]["lengths"]
     rows = []
     for name, sizes in data["states"].items():
@@ -148,4 +172,5 @@ def _states(data: dict[str, Any]) -> Section:
     prose = "Numbers that a row of the batch carries in decoding, over all heads."
     if none:
         prose += f" Nothing can be carried by {', '.join(none)}."
-    return Section("State", prose, ("attention", *(f"{t:,}" for t in lengths)), tuple(rows), brief=False)
+    table = Table(("attention", *(f"{t:,}" for t in lengths)), rows)
+    return Section("State", [Text(prose), *([table] if rows else [])], brief=False)

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Any
 
-from cosformer.report import published
 from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
-from cosformer.report.places import NOT_RUN, Places, scores
-from cosformer.report.results import made_with
-
-Record = dict[str, Any]
+from cosformer.report.sections import published
+from cosformer.report.sections.common import Record
+from cosformer.report.sections.places import NOT_RUN, Places, scores
+from cosformer.report.sections.runs import made_with
 
 # Rows of the paper's tables: mechanisms, and what this library recommends.
 OURS = "ours"
