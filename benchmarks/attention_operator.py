@@ -22,12 +22,14 @@ import torch
 from benchmarks import decoding, machine, memory
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work, find
 from benchmarks.gate import admit
+from benchmarks.gpu_targets import targets
 from benchmarks.record import earlier, new_record, publish
+from benchmarks.targets import missed, verdict
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, profile, race
+from cosformer.report.document import Document
 from cosformer.report.files import replace as replace_file
 from cosformer.report.sections import operator_cpu, operator_gpu
-from cosformer.report.sections.operator_targets import Results, missed
 from cosformer.report.write import write_beside
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -124,7 +126,7 @@ def plan(
 def explain(data: dict[str, Any], contender: Contender, shape: Shape) -> list[dict[str, Any]]:
     """A profile for each case behind a missed target."""
     behind: dict[tuple[str, int], list[str]] = {}
-    for target in missed(Results(data)) if shape.device.type == "cpu" else []:
+    for target in missed(operator_cpu.Results(data)) if shape.device.type == "cpu" else []:
         if target.explained_by:
             behind.setdefault(target.explained_by, []).append(target.says)
     records = []
@@ -205,7 +207,7 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
         if begun(folder / f"{stem}.json", data) is None:
             sys.exit("\nStopped; nothing was kept that could be gone on with.")
         sys.exit(f"\nStopped; the same command goes on with {folder / stem}.json.")
-    publish(data, operator_gpu.document, folder / f"{stem}.json")
+    publish(data, document, folder / f"{stem}.json")
 
 
 def begun(path: Path, new: dict[str, Any]) -> dict[str, Any] | None:
@@ -224,6 +226,13 @@ def begun(path: Path, new: dict[str, Any]) -> dict[str, Any] | None:
     return data if unfinished and not new["commit"]["dirty"] else None
 
 
+def document(data: dict[str, Any]) -> Document:
+    """The report of either kind of record, with the promises made for it."""
+    if data["format"] == operator_gpu.FORMAT:
+        return operator_gpu.document(data, targets(data))
+    return operator_cpu.document(data, *verdict(data))
+
+
 def folder_for(p: Parser, folder: Path) -> Path:
     """Made where it is missing, before minutes are spent on what could not be written."""
     try:
@@ -240,10 +249,9 @@ def main() -> None:
     args = p.parse_args()
     if args.render:
         data = earlier(p, args.render, operator_cpu.FORMAT, operator_gpu.FORMAT)
-        kind = operator_gpu if data["format"] == operator_gpu.FORMAT else operator_cpu
         folder = folder_for(p, args.out or args.render.parent)
         try:
-            print(*write_beside(kind.document(data), folder / args.render.name), sep="\n")
+            print(*write_beside(document(data), folder / args.render.name), sep="\n")
         except (KeyError, TypeError) as error:
             p.error(f"--render {args.render} is not a whole record of this benchmark: {error} is not in it")
         return
@@ -256,7 +264,7 @@ def main() -> None:
         return
     data = measure(args, shape, lengths, Progress())
     path = folder / f"operator-{shape.device.type}-{data['date'][:10].replace('-', '')}.json"
-    publish(data, operator_cpu.document, path)
+    publish(data, document, path)
 
 
 if __name__ == "__main__":

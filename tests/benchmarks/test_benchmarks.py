@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.attention_operator import document
 from benchmarks.contenders import Contender, Shape, authors_form, operator, softmax
 from benchmarks.gate import admit, examine
 from cosformer.report.render import markdown
@@ -65,7 +66,7 @@ def test_a_small_run_writes_a_report(tmp_path):
     assert all(t["verdict"] == "passed" for t in data["gate"])
     assert record.with_suffix(".png").stat().st_size > 10_000
     assert record.with_suffix(".md").read_text() == markdown(
-        operator_cpu.document(data), picture=record.with_suffix(".png").name
+        document(data), picture=record.with_suffix(".png").name
     )
 
 
@@ -101,6 +102,5 @@ def test_half_a_record_is_a_mistake(kind, tmp_path):
 )
 def test_reports_are_rendered_from_their_records(record):
     data = json.loads(record.read_text())
-    kind = operator_gpu if data["format"] == operator_gpu.FORMAT else operator_cpu
-    rendered = markdown(kind.document(data), picture=record.with_suffix(".png").name)
+    rendered = markdown(document(data), picture=record.with_suffix(".png").name)
     assert record.with_suffix(".md").read_text() == rendered

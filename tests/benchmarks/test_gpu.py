@@ -14,6 +14,7 @@ from benchmarks import attention_operator as command
 from benchmarks import gpu, gpu_contenders
 from benchmarks.contenders import Contender, Shape, features, operator
 from benchmarks.gate import admit
+from benchmarks.gpu_targets import targets
 from benchmarks.record import new_record
 from benchmarks.terminal import Progress
 from cosformer import cosformer_attention
@@ -22,7 +23,6 @@ from cosformer.report import plotter
 from cosformer.report.render import markdown
 from cosformer.report.sections import operator_gpu
 from cosformer.report.sections.operator_gpu import crossover
-from cosformer.report.sections.operator_gpu_targets import targets
 
 SHAPE = Shape(1, 64, 4, 16, torch.float32, torch.device("cpu"))
 
@@ -99,13 +99,17 @@ def test_nothing_is_timed_where_the_operator_is_wrong(broken, monkeypatch):
         gpu._right_first(SHAPE)
 
 
+def told(record, picture=""):
+    return markdown(operator_gpu.document(record, targets(record)), picture=picture)
+
+
 def test_a_run(record):
     found = {(t["contender"], t["mode"], t["phase"], t["length"]): t for t in record["gpu"]["timings"]}
     assert found["cosformer", "causal", "forward", 64]["median_s"] == pytest.approx(64e-6)
     assert found["sdpa", "causal", "forward+backward", 128]["batch"] == 1
     # Whoever is wrong is not timed, and the report says what was wrong.
     assert not any(name == "fla" for name, *_ in found)
-    text = markdown(operator_gpu.document(record), picture="picture.png")
+    text = told(record, "picture.png")
     assert "is off by" in text
     assert "fla-relu (not there)" in text
     assert "![Time a token against the length](picture.png)" in text
@@ -166,7 +170,7 @@ def test_of_several_forms_the_fastest_counts(record):
     assert [(v["form"], v["verdict"]) for v in gate] == [("wrong", "wrong"), ("slow", "passed")]
     assert gpu._admitted(replace(c, forms={"wrong": c.forms["wrong"]}), SHAPE, gate) is None
     record["gpu"]["timings"] += timings
-    assert "the faster counts: fast in" in markdown(operator_gpu.document(record))
+    assert "the faster counts: fast in" in told(record)
 
 
 def test_what_would_take_too_long_is_not_run(record, monkeypatch):
@@ -185,7 +189,7 @@ def test_what_is_timed_but_does_not_fit_once_more(record, monkeypatch):
     c = Contender("sdpa", "softmax", softmax, computes="softmax")
     timings, peaks = gpu._against_length(c, replace(SHAPE, dim=16), "causal", Clock(None), 0.1)
     assert not peaks
-    text = markdown(operator_gpu.document({**record, "gpu": {**record["gpu"], "timings": timings}}))
+    text = told({**record, "gpu": {**record["gpu"], "timings": timings}})
     assert "forward+backward, D = 16, T = 128, peak memory: CUDA out of memory." in text
     assert "forward, D = 16, T = 128" not in text.split("## Not run")[1]
 
@@ -276,7 +280,7 @@ def test_a_run_that_was_stopped_goes_on(record, monkeypatch, tmp_path):
     data = record | {"gpu": record["gpu"] | {"finished": False}}
     last = data["gpu"]["parts"][-1]["contender"]
     data["gpu"]["parts"] = data["gpu"]["parts"][:-1]
-    said = markdown(operator_gpu.document(data)).split("stopped before it had measured: ")[1]
+    said = told(data).split("stopped before it had measured: ")[1]
     assert f"{operator_gpu.NAMES[last]} (D = {gpu.DIMS[0]})" in said
     assert not said.startswith(operator_gpu.NAMES[data["gpu"]["parts"][0]["contender"]])
     path = tmp_path / "record.json"

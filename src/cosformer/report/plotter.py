@@ -129,12 +129,13 @@ def _say(element: ET.Element, words: str) -> None:
 def _figure(wanted: Figure, said: dict[str, str]) -> Any:
     """What each line and point says goes to `said`, by the name that its group has in an SVG."""
     from matplotlib.figure import Figure as Canvas
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     plots = wanted.plots
     columns = min(wanted.columns, len(plots))
     rows = -(-len(plots) // columns)
-    canvas = Canvas(figsize=(WIDTH * columns / 72, HEIGHT * rows / 72), dpi=72, layout="constrained")
-    canvas.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # inches
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)  # inches
+    canvas = Canvas(figsize=(WIDTH * columns / 72, HEIGHT * rows / 72), dpi=72, layout=layout)
     axes = list(canvas.subplots(rows, columns, squeeze=False).flat)
     for axis, plot in zip(axes, plots, strict=False):
         if len(plots) > 1:

@@ -18,8 +18,7 @@ from cosformer.report.sections.common import (
     source,
     threads_words,
 )
-from cosformer.report.sections.operator_cpu import BUSY, figure, gate_section, shape_words
-from cosformer.report.sections.operator_targets import Results
+from cosformer.report.sections.operator_cpu import BUSY, Results, figure, gate_section, shape_words
 from cosformer.terminal import seconds, size
 
 FORMAT = "cosformer attention benchmark 1"

@@ -1,7 +1,7 @@
 """The operator on a CPU: time and memory against the length, its promises, and who was right enough to be
 timed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from cosformer.report.sections.common import (
     source,
     threads_words,
 )
-from cosformer.report.sections.operator_targets import TARGETS, Results, conditions, missed
 from cosformer.terminal import seconds, size, times
 
 FORMAT = "cosformer operator benchmark 1"
@@ -33,6 +32,35 @@ GATE = (
     "Values and gradients against the quadratic form in float64: whoever errs more than twice as much as the "
     "quadratic form in the same dtype is not timed."
 )
+
+
+class Results:
+    """Look-ups in the record of a run."""
+
+    def __init__(self, data: Record):
+        self.data = data
+        self.settings: Record = data["settings"]
+        self._timings = {self._key(t): t for t in data["timings"]}
+        self._memory = {self._key(m): m for m in data["memory"]}
+
+    @staticmethod
+    def _key(record: Record) -> tuple[Any, ...]:
+        return record["contender"], record["mode"], record["phase"], record["length"]
+
+    def timing(self, contender: str, mode: str, phase: str, length: int) -> Record | None:
+        return self._timings.get((contender, mode, phase, length))
+
+    def time(self, contender: str, mode: str, length: int, phase: str = PHASE) -> float | None:
+        return (self.timing(contender, mode, phase, length) or {}).get("median_s")
+
+    def memory(self, contender: str, mode: str, length: int) -> Record | None:
+        return self._memory.get((contender, mode, PHASE, length))
+
+    def extra(self, contender: str, mode: str, length: int) -> float | None:
+        return (self.memory(contender, mode, length) or {}).get("extra_bytes")
+
+    def decoding(self, position: int, field: str) -> float | None:
+        return next((d[field] for d in self.data["decoding"] if d["position"] == position), None)
 
 
 def section(record: Record) -> Section:
@@ -81,8 +109,9 @@ def _guide(line: Line, power: int, shift: float, says: str) -> Line:
     return Line(says, [(x0, y1 * shift * (x0 / x1) ** power), (x1, y1 * shift)], GUIDE)
 
 
-def document(data: Record) -> Document:
-    """Everything, beside the record."""
+def document(data: Record, said: str, promises: Sequence[Sequence[str]]) -> Document:
+    """Everything, beside the record; what is said about the promises, and a row for each, is the
+    benchmark's."""
     subtitle = (
         f"{shape_words(data['settings'])}, on {threads_words(data)}. Times are medians over interleaved "
         "rounds of one process, *growth* the factor from half the length. *forward* runs without autograd; "
@@ -91,7 +120,9 @@ def document(data: Record) -> Document:
     warning = disturbance(data, BUSY)
     title = f"The operator: time and memory, {data['date'][:10]}"
     opening: list[Block] = [*([Text(warning)] if warning else []), *figure(data)]
-    return Document(title, subtitle, list(_sections(data)), opening=opening)
+    header = ("target", "limit", "measured", "met")
+    targets = Section("Targets", [Text(said), *([Table(header, promises)] if promises else [])])
+    return Document(title, subtitle, [targets, *_sections(data)], opening=opening)
 
 
 def shape_words(settings: Record) -> str:
@@ -100,7 +131,6 @@ def shape_words(settings: Record) -> str:
 
 def _sections(data: Record) -> Iterator[Section]:
     results = Results(data)
-    yield _acceptance(results)
     for mode in MODES:
         for phase in reversed(PHASES):
             yield _times(results, mode, phase)
@@ -111,22 +141,6 @@ def _sections(data: Record) -> Iterator[Section]:
     yield gate_section(data)
     yield settings_section(data)
     yield again(data)
-
-
-def _acceptance(results: Results) -> Section:
-    differs = conditions(results)
-    prose = "Stated for two CPU cores, float32, B = 1, H = 8, D = 64, forward+backward."
-    if results.settings["device"] != "cpu":
-        return Section("Targets", [Text(prose + " Not judged on another device.")])
-    if differs:
-        prose += f" This run had {', '.join(differs)}: the table is for orientation."
-    elif any(t.figure(results) is None for t in TARGETS):
-        prose += " What this run left out is marked as not measured."
-    count = len(missed(results))
-    if count:
-        prose += f" Missed: {count}; see *Where the time goes* below."
-    rows = [t.row(results) for t in TARGETS]
-    return Section("Targets", [Text(prose), Table(("target", "limit", "measured", "met"), rows)])
 
 
 def _cell(record: Record | None, field: str, show: Any) -> str:

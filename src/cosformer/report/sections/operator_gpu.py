@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from cosformer.report.document import GUIDE, Block, Document, Figure, Items, Line, Plot, Section, Table, Text
 from cosformer.report.sections.common import (
@@ -18,7 +18,6 @@ from cosformer.report.sections.common import (
     source,
 )
 from cosformer.report.sections.operator_cpu import KNOWN
-from cosformer.report.sections.operator_gpu_targets import Results, targets, variants
 from cosformer.terminal import seconds, size, times
 
 FORMAT = "cosformer operator benchmark on a GPU 2"
@@ -34,6 +33,44 @@ NAMES = {
     "cosformer[chunked]": "cosFormer chunked",
 }
 COLOURS = {"cosformer": 0, "cosformer[triton]": 4, "sdpa": 1, "fla": 2, "fla-relu": 5}
+
+
+class Results:
+    def __init__(self, data: Record):
+        self.data = data["gpu"]
+        self.times = {
+            (t["contender"], t["mode"], t["phase"], t["dim"], t["length"]): t["median_s"]
+            for t in self.data["timings"]
+            if "median_s" in t
+        }
+        self.peaks = {
+            (m["contender"], m["mode"], m["dim"], m["length"]): m["extra_bytes"] for m in self.data["memory"]
+        }
+
+    def floor(self, phase: str, dim: int, length: int) -> float:
+        """Seconds to read every input and to write every output once."""
+        tensors = 4 if phase == PHASES[0] else 12
+        tokens = max(self.data["tokens"], length)
+        return float(tensors * tokens * 16 * dim * 2 / self.data["bytes_per_second"])
+
+    def against_length(self, name: str, mode: str, phase: str, dim: int) -> dict[int, float]:
+        return {k[4]: x for k, x in sorted(self.times.items()) if k[:4] == (name, mode, phase, dim)}
+
+    def slowest(self, name: str, mode: str, phase: str, dim: int, least: int, most: int) -> float | None:
+        """Milliseconds, over the lengths from `least` to `most`."""
+        found = [x for t, x in self.against_length(name, mode, phase, dim).items() if least <= t <= most]
+        return max(found) * 1e3 if found else None
+
+
+def variants(data: Record) -> Iterator[tuple[str, float]]:
+    """Masks, documents and grouped heads, over the same tensors without them."""
+    plain = {
+        (v["mode"], v["phase"], v["length"]): v["median_s"] for v in data["variants"] if v["kind"] == "plain"
+    }
+    for v in data["variants"]:
+        if v["kind"] != "plain":
+            says = f"{v['kind']}, {v['mode']}, {v['phase']}, B = {v['batch']}, T = {v['length']:,}"
+            yield says, v["median_s"] / plain[v["mode"], v["phase"], v["length"]]
 
 
 def plot(record: Record, mode: str = "causal", phase: str = PHASE, dim: int = 64) -> Plot:
@@ -114,8 +151,8 @@ def figure(data: Record) -> Figure:
     return Figure("Time a token against the length", drawn, heading)
 
 
-def document(data: Record) -> Document:
-    """Everything, beside the record."""
+def document(data: Record, promises: Iterable[Sequence[str]]) -> Document:
+    """Everything, beside the record; the promises and what came of them are the benchmark's."""
     lead = (
         f"{data['hardware']['gpu']}, bfloat16, 16 heads, B x T = {data['gpu']['tokens']:,} tokens, and one "
         "row where T is more. Medians of single calls that find nothing of their own in the cache, from CUDA "
@@ -123,10 +160,8 @@ def document(data: Record) -> Document:
         f"{data['gpu']['bytes_per_second'] / 1e12:.2f} TB/s, from which the floors follow: every input read "
         'once, every output written once. cosFormer is what `backend="auto"` chooses.'
     )
-    sections = [
-        Section(title, [Table(header, rows)], brief=title == "Targets")
-        for title, header, rows in _tables(data)
-    ]
+    promised = Section("Targets", [Table(("target", "limit", "measured", "met"), list(promises))])
+    sections = [promised, *_tables(data)]
     timings = data["gpu"]["timings"]
     there = {_case(t) for t in timings if "median_s" in t}
     skipped = sorted(
@@ -165,9 +200,8 @@ def _remarks(found: Record) -> Iterator[Block]:
         yield Text(f"The run was stopped before it had measured: {', '.join(_missing(found))}.")
 
 
-def _tables(data: Record) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+def _tables(data: Record) -> Iterator[Section]:
     r = Results(data)
-    yield "Targets", ("target", "limit", "measured", "met"), [tuple(row) for row in targets(data)]
     for dim in sorted({t["dim"] for t in r.data["timings"]}):
         for mode in MODES:
             for phase in PHASES:
@@ -179,28 +213,25 @@ def _tables(data: Record) -> Iterator[tuple[str, tuple[str, ...], list[tuple[str
                     over = times(found[0] / floor) if found and found[0] else "-"
                     shown = (f"{x * 1e3:.3f} ms" if x else "-" for x in found)
                     rows.append((f"{length:,}", *shown, f"{floor * 1e3:.3f} ms", over))
-                title = f"{mode.capitalize()}, {phase}, D = {dim}"
-                yield title, ("T", *(NAMES[n] for n in raced), "floor", "ours / floor"), rows
-    rows = [(says, f"{share:.2f}") for says, share in variants(r.data)]
-    yield "Masks, documents, grouped heads: over the same tensors without them", ("", "share"), rows
-    rows = [
+                table = Table(("T", *(NAMES[n] for n in raced), "floor", "ours / floor"), rows)
+                yield Section(f"{mode.capitalize()}, {phase}, D = {dim}", [table], brief=False)
+    shares = Table(("", "share"), [(says, f"{share:.2f}") for says, share in variants(r.data)])
+    title = "Masks, documents, grouped heads: over the same tensors without them"
+    yield Section(title, [shares], brief=False)
+    peaks = [
         (NAMES[n], mode, f"{dim}", f"{length:,}", size(extra))
         for (n, mode, dim, length), extra in sorted(r.peaks.items())
         if length == 2048
     ]
-    yield "Peak extra memory, forward+backward, T = 2,048", ("", "mode", "D", "T", "bytes"), rows
-    rows = []
+    table = Table(("", "mode", "D", "T", "bytes"), peaks)
+    yield Section("Peak extra memory, forward+backward, T = 2,048", [table], brief=False)
+    judged = []
     for v in data["gpu"]["gate"]:
+        name = NAMES.get(v["contender"], v["contender"]) + (f", {v['form']}" if "form" in v else "")
         worst = max((c["error"] for c in v["checks"]), default=float("nan"))
-        rows.append(
-            (
-                NAMES.get(v["contender"], v["contender"]) + (f", {v['form']}" if "form" in v else ""),
-                f"{v['dim']}",
-                f"{worst:.1e}",
-                v.get("reason", v["verdict"]),
-            )
-        )
-    yield "Correct first", ("contender", "D", "largest relative error", "verdict"), rows
+        judged.append((name, f"{v['dim']}", f"{worst:.1e}", v.get("reason", v["verdict"])))
+    table = Table(("contender", "D", "largest relative error", "verdict"), judged)
+    yield Section("Correct first", [table], brief=False)
 
 
 def _missing(found: Record) -> Iterator[str]:
