@@ -4,10 +4,11 @@ import gzip
 import json
 import lzma
 
+import PIL.Image
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import png, sources
+from cosformer.tasks import sources
 from tests.tasks import tiny
 from tests.tasks.tiny import write
 
@@ -174,7 +175,7 @@ def test_where_files_are_looked_for(monkeypatch, tmp_path):
     assert next(tasks.build("sst2").records("train"))[0] == ("given",)
 
 
-@pytest.mark.parametrize("keep", [4, 20, 60, -30, -4])
+@pytest.mark.parametrize("keep", [4, 20, 60, -30, -13])
 def test_png_cut_off(keep, tmp_path):
     tiny.cifar()
     path = tmp_path / "data" / "cifar10" / "gray_train3.png"
@@ -188,10 +189,16 @@ def test_png_flipped_bit(tmp_path):
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        tasks.DataError, match=r"gray_test.png: the PNG file is cut off or damaged at byte 33"
-    ):
-        png.read(path)
+    refused(
+        tasks.build("image", official=False), r"gray_test.png: the PNG file is cut off or damaged", tmp_path
+    )
+
+
+@pytest.mark.parametrize("mode", ["RGB", "1", "P", "I;16"])
+def test_png_of_other_colours(mode, tmp_path):
+    tiny.cifar()
+    PIL.Image.new(mode, (64, 64)).save(tmp_path / "data" / "cifar10" / "gray_train2.png")
+    refused(tasks.build("image", official=False), r"gray_train2.png: the PNG must be grey", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 VARIABLE = "COSFORMER_CACHE"
 _may_build = True
 
@@ -58,14 +60,15 @@ def entry(kind: str, settings: Mapping[str, Any], build: Callable[[Path], None])
         return target
     if not _may_build:
         raise NotBuilt(str(target))
+    lock = target.with_suffix(".lock")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(target.with_suffix(".lock"))
+        held = FileLock(lock).acquire()
     except OSError as error:
         raise OSError(
             f"the cache folder {root()} cannot be written ({error.strerror}); set {VARIABLE} to one that can."
         ) from error
-    with lock:
+    with held:
         if target.is_dir():
             return target
         logger.info("making %s, once, in %s", kind, target)
@@ -78,34 +81,8 @@ def entry(kind: str, settings: Mapping[str, Any], build: Callable[[Path], None])
             aside.rename(target)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+            lock.unlink(missing_ok=True)  # while it is held: who waits for it sees that, and makes another
     return target
-
-
-@contextlib.contextmanager
-def _held(handle: Any, path: Path) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        handle.close()
-
-
-def _lock(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Held by one process at a time, and free again when that ends, however it ends.
-
-    A lock that was waited for may have been removed by its holder: then nobody else looks at it.
-    """
-    try:
-        import fcntl
-    except ImportError:  # no such locks here: two processes may do the same work, and one of them keeps it
-        return contextlib.nullcontext()
-    while True:
-        handle = path.open("w")
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_ino == os.fstat(handle.fileno()).st_ino:
-                return _held(handle, path)
-        handle.close()
 
 
 def _flush(folder: Path) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks import cache, png, sources
+from cosformer.tasks import cache, sources
 from cosformer.tasks.base import Row, Split, Task, checked_split
 from cosformer.tasks.metrics import Accuracy
-from cosformer.tasks.pictures import PictureRows, collate_pictures, drawn
+from cosformer.tasks.pictures import Array, PictureRows, collate_pictures, drawn
 from cosformer.tasks.registry import register
 
 CLASSES = ("aeroplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "lorry")
@@ -85,7 +85,7 @@ class Image(Task):
         return drawn(rows.pictures[0], f"{label} ({CLASSES[label]})")
 
 
-def _shrunk(pictures: png.Picture, side: int) -> png.Picture:
+def _shrunk(pictures: Array, side: int) -> Array:
     """[N, 32, 32] to [N, side, side]; as they are, still memory-mapped, where that is 32."""
     if side == _SIDE:
         return pictures
@@ -106,9 +106,9 @@ def _build(sheets: list[Path], labels: Path, official: bool, folder: Path) -> No
         np.save(folder / f"{part}.labels.npy", numbers[part])
 
 
-def _cut(path: Path) -> png.Picture:
+def _cut(path: Path) -> Array:
     """The pictures [N, 32, 32] of a sheet, row by row."""
-    sheet = png.read(path)
+    sheet = _read(path)
     height, width = sheet.shape
     if height % _SIDE or width % _SIDE:
         raise sources.bad(
@@ -118,7 +118,22 @@ def _cut(path: Path) -> png.Picture:
     return cells.reshape(-1, _SIDE, _SIDE)
 
 
-def _labels(path: Path, official: bool) -> dict[str, png.Picture]:
+def _read(path: Path) -> Array:
+    """A grey picture [height, width], every checksum of whose file is right."""
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(path, formats=["PNG"]) as picture:
+            picture.verify()
+        with PIL.Image.open(path, formats=["PNG"]) as picture:  # verifying has read it to its end
+            if picture.mode != "L":
+                raise sources.bad(path, None, "the PNG must be grey, of 8 bits")
+            return np.array(picture)
+    except (OSError, SyntaxError) as error:
+        raise sources.bad(path, None, f"the PNG file is cut off or damaged ({error})") from error
+
+
+def _labels(path: Path, official: bool) -> dict[str, Array]:
     try:
         found = json.loads(b"".join(sources.pieces(path)))
         parts = {name: found[name] for name in _COUNTS}

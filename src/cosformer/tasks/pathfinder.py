@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from cosformer.tasks import cache, png, workers
+from cosformer.tasks import cache, workers
 from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.pathfinder_drawing import draw, tips
@@ -165,6 +165,8 @@ def _generate(stimulus: Stimulus, seed: int, counts: dict[Split, int], folder: P
 
 def contact_sheet(task: Pathfinder, path: Path, across: int = 8, down: int = 4) -> None:
     """A PNG to look at: above the line pictures with label 1 (joined), below it those with label 0."""
+    import PIL.Image
+
     pictures, labels = pictures_of(task.stimulus, task.seed, 0, _PER_JOB)
     zoom = max(1, 128 // task.stimulus.side)
     pictures = pictures.repeat(zoom, 1).repeat(zoom, 2)
@@ -178,4 +180,4 @@ def contact_sheet(task: Pathfinder, path: Path, across: int = 8, down: int = 4) 
         for label in (1, 0)
     ]
     line = np.full((6, blocks[0].shape[1]), 255, np.uint8)
-    png.write(path, np.concatenate([blocks[0], line, blocks[1]]))
+    PIL.Image.fromarray(np.concatenate([blocks[0], line, blocks[1]])).save(path)
