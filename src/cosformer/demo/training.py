@@ -82,9 +82,9 @@ def train(settings: Settings, steps: int, folder: Path, progress: Progress) -> d
     for number, (mechanism, title) in enumerate(MECHANISMS.items()):
 
         def tell(event: dict[str, Any], title: str = title, before: int = number * steps) -> None:
-            progress.done = before + event["step"]
             loss = f": {event['loss'] / math.log(2):.2f} bits per character" if "loss" in event else ""
-            progress.step(f"training {title}, step {event['step']:,} of {event['steps']:,}{loss}")
+            doing = f"training {title}, step {event['step']:,} of {event['steps']:,}{loss}"
+            progress.step(doing, before + event["step"])
 
         run, at = run_of(settings, mechanism, steps), folder / RUNS / mechanism
         record = train_run(run, at, progress=tell, results=folder / RESULTS)
