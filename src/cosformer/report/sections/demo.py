@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from cosformer.demo.settings import MECHANISMS
 from cosformer.report.document import (
     Document,
     Line,
@@ -19,6 +18,8 @@ from cosformer.report.document import (
 from cosformer.terminal import seconds, size, times
 
 Record = dict[str, Any]
+
+MECHANISMS = {"cosformer": "cosFormer", "softmax": "softmax"}
 
 # Name, field of a context's costs, label and unit of the axis, title, what to see.
 LENGTH_PLOTS = (
