@@ -25,7 +25,7 @@ from cosformer import tasks
 from cosformer.report.sections.learning import FEW, document
 from cosformer.report.write import write_beside
 from cosformer.tasks import DataError, Rows, Task
-from cosformer.tasks.finetuning import FOLDS
+from cosformer.tasks.glue.finetuning import FOLDS
 from cosformer.tasks.metrics import Metric
 from cosformer.training import files, recipes, train
 from cosformer.training.main import statistics

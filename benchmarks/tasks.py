@@ -31,9 +31,9 @@ from cosformer import tasks
 from cosformer.report.files import replace as replace_file
 from cosformer.report.sections.generators import document
 from cosformer.report.write import write_beside
-from cosformer.tasks import cache, workers
 from cosformer.tasks.base import SPLITS
-from cosformer.tasks.listops_trees import CLOSE, OPERATOR, SYMBOLS
+from cosformer.tasks.io import cache, workers
+from cosformer.tasks.lra.listops_trees import CLOSE, OPERATOR, SYMBOLS
 
 FORMAT = "cosformer tasks benchmark 1"
 JUDGED = 10_000  # labels of ListOps that the independent evaluator looks at

@@ -21,7 +21,7 @@ from cosformer import tasks
 from cosformer.report.files import replace as replace_file
 from cosformer.report.sections.training import speeds, training_document
 from cosformer.report.write import write_beside
-from cosformer.tasks.sources import DataError
+from cosformer.tasks.io.sources import DataError
 from cosformer.training import Run, recipes, train
 from cosformer.training.evaluation import autocast
 from cosformer.training.main import device_of, source

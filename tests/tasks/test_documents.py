@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cosformer import tasks
-from cosformer.tasks.finetuning import FOLDS, _framed, held_out
-from cosformer.tasks.tokens import Bytes
+from cosformer.tasks.glue.finetuning import FOLDS, _framed, held_out
+from cosformer.tasks.io.tokens import Bytes
 from tests.tasks import tiny
 
 B, S, E = Bytes.bos, Bytes.sep, Bytes.eos

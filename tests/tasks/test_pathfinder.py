@@ -7,9 +7,9 @@ import PIL.Image
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import pathfinder
-from cosformer.tasks.pathfinder_drawing import draw
-from cosformer.tasks.pathfinder_snakes import Snakes, distances
+from cosformer.tasks.lra import pathfinder
+from cosformer.tasks.lra.pathfinder_drawing import draw
+from cosformer.tasks.lra.pathfinder_snakes import Snakes, distances
 
 STIMULI = {
     "pathfinder": tasks.build("pathfinder").stimulus,

@@ -8,7 +8,7 @@ import PIL.Image
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import sources
+from cosformer.tasks.io import sources
 from tests.tasks import tiny
 from tests.tasks.tiny import write
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cosformer.tasks import sources
 from cosformer.tasks.base import Split
-from cosformer.tasks.sources import DataError
+from cosformer.tasks.io import sources
+from cosformer.tasks.io.sources import DataError
 
 NAMES = ("imdb", "python", "wikitext103", "wikitext2")
 _WIKITEXT = {"wikitext2": "wikitext-2", "wikitext103": "wikitext-103"}

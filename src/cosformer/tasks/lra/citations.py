@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from cosformer.ops.checks import flag
-from cosformer.tasks import cache, sources
 from cosformer.tasks.base import SPLITS, Split
-from cosformer.tasks.pairs import DocumentPairs, save_pairs
-from cosformer.tasks.ragged import RaggedWriter
+from cosformer.tasks.io import cache, sources
+from cosformer.tasks.io.ragged import RaggedWriter
+from cosformer.tasks.io.tokens import Vocabulary, vocabulary
+from cosformer.tasks.io.tokens import checked as checked_tokens
+from cosformer.tasks.io.tokens import identity as tokens_identity
+from cosformer.tasks.lra.pairs import DocumentPairs, save_pairs
 from cosformer.tasks.registry import register
-from cosformer.tasks.tokens import Vocabulary, vocabulary
-from cosformer.tasks.tokens import checked as checked_tokens
-from cosformer.tasks.tokens import identity as tokens_identity
 
 _PAPERS, _CITATIONS = 11_778, 23_420
 _SHORTEST = 500  # characters; shorter bodies are what is left of a paper that could not be read

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks import cache, corpora, sources
 from cosformer.tasks.base import Row, Split, Task, checked_split
+from cosformer.tasks.io import cache, corpora, sources
+from cosformer.tasks.language.windows import Stream, Windows, collate_windows
 from cosformer.tasks.metrics import BitsPerCharacter
 from cosformer.tasks.registry import register
-from cosformer.tasks.windows import Stream, Windows, collate_windows
 
 _NEWLINE = 10
 

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from cosformer.ops.checks import flag
-from cosformer.tasks import cache, sources
 from cosformer.tasks.base import Split
-from cosformer.tasks.pairs import DocumentPairs, save_pairs
-from cosformer.tasks.ragged import RaggedWriter
+from cosformer.tasks.io import cache, sources
+from cosformer.tasks.io.ragged import RaggedWriter
+from cosformer.tasks.lra.pairs import DocumentPairs, save_pairs
 from cosformer.tasks.registry import register
 
 _FILES = {"train": "train", "valid": "eval", "test": "test"}

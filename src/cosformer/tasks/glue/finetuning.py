@@ -12,12 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks import cache, sources
 from cosformer.tasks.base import Head, Row, Split, Task, checked_split, sequences
-from cosformer.tasks.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
-from cosformer.tasks.tokens import Vocabulary, vocabulary
-from cosformer.tasks.tokens import checked as checked_tokens
-from cosformer.tasks.tokens import identity as tokens_identity
+from cosformer.tasks.io import cache, sources
+from cosformer.tasks.io.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
+from cosformer.tasks.io.tokens import Vocabulary, vocabulary
+from cosformer.tasks.io.tokens import checked as checked_tokens
+from cosformer.tasks.io.tokens import identity as tokens_identity
 
 Part = Literal["train", "test"]
 FOLDS = 5

@@ -11,13 +11,13 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks import cache, sources, workers
 from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split, sequences
-from cosformer.tasks.listops_trees import CLOSE, SYMBOLS, Grammar, Trees, grow
+from cosformer.tasks.io import cache, sources, workers
+from cosformer.tasks.io.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
+from cosformer.tasks.lra.listops_trees import CLOSE, SYMBOLS, Grammar, Trees, grow
 from cosformer.tasks.metrics import Accuracy
-from cosformer.tasks.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
 from cosformer.tasks.registry import register
-from cosformer.tasks.synthetic import sizes
+from cosformer.tasks.synthetic.tables import sizes
 
 _NUMBERS = {symbol: number for number, symbol in enumerate(SYMBOLS) if symbol}
 _VALUES = {str(digit): digit for digit in range(10)}

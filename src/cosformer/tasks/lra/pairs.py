@@ -11,9 +11,9 @@ from torch import Tensor
 
 from cosformer.ops.checks import positive_int
 from cosformer.tasks.base import Row, Rows, Split, Task, checked_split, row_number, sequences
+from cosformer.tasks.io.ragged import Ragged, load_numbers
+from cosformer.tasks.io.tokens import Bytes, Vocabulary
 from cosformer.tasks.metrics import Accuracy
-from cosformer.tasks.ragged import Ragged, load_numbers
-from cosformer.tasks.tokens import Bytes, Vocabulary
 
 
 class PairRows(Rows):

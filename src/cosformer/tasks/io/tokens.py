@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks import cache, corpora
+from cosformer.tasks.io import cache, corpora
 
 KINDS = ("bytes", "bpe")
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cosformer.ops.checks import flag
-from cosformer.tasks.finetuning import Part
-from cosformer.tasks.glue import Format, Glue
+from cosformer.tasks.glue.finetuning import Part
+from cosformer.tasks.glue.formats import Format, Glue
 from cosformer.tasks.metrics import Accuracy, AccuracyAndF1, Correlation, Matthews
 from cosformer.tasks.registry import register
 

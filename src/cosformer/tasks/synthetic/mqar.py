@@ -11,7 +11,7 @@ from cosformer.ops.checks import positive, positive_int
 from cosformer.tasks.base import Row, Split, Task, stacked
 from cosformer.tasks.metrics import TokenAccuracy
 from cosformer.tasks.registry import register
-from cosformer.tasks.synthetic import TableRows, generator, sizes
+from cosformer.tasks.synthetic.tables import TableRows, generator, sizes
 
 
 @register("mqar")

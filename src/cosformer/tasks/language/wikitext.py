@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks import cache, corpora, sources
 from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split
+from cosformer.tasks.io import cache, corpora, sources
+from cosformer.tasks.io.tokens import Bpe, vocabulary
+from cosformer.tasks.language.windows import Stream, Windows, collate_windows
 from cosformer.tasks.metrics import WordPerplexity
 from cosformer.tasks.registry import register
-from cosformer.tasks.tokens import Bpe, vocabulary
-from cosformer.tasks.windows import Stream, Windows, collate_windows
 
 _EOS = "<eos>"
 _KINDS = ("words", "bpe")

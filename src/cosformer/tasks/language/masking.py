@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from cosformer.tasks.base import Row, Rows, row_number
-from cosformer.tasks.ragged import Ragged
-from cosformer.tasks.tokens import Vocabulary
+from cosformer.tasks.io.ragged import Ragged
+from cosformer.tasks.io.tokens import Vocabulary
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

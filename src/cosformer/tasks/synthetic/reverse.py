@@ -11,7 +11,7 @@ from cosformer.ops.checks import positive_int
 from cosformer.tasks.base import Row, Rows, Split, Task, padded, row_number
 from cosformer.tasks.metrics import Metric
 from cosformer.tasks.registry import register
-from cosformer.tasks.synthetic import generator, sizes
+from cosformer.tasks.synthetic.tables import generator, sizes
 
 PAD, START, END, LETTERS = 0, 1, 2, 3
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from cosformer.tasks import cache
+from cosformer.tasks.io import cache
 
 VARIABLE = "COSFORMER_DATA"
 PACKED = ("", ".xz", ".gz")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cosformer.tasks.pathfinder_field import (
+from cosformer.tasks.lra.pathfinder_field import (
     DIRECTIONS,
     FIRST,
     HEADINGS,

@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks import cache, sources
 from cosformer.tasks.base import Row, Split, Task, checked_split, sequences
-from cosformer.tasks.finetuning import FineTuning, Part, checked_share, held_out
+from cosformer.tasks.glue.finetuning import FineTuning, Part, checked_share, held_out
+from cosformer.tasks.io import cache, sources
+from cosformer.tasks.io.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
+from cosformer.tasks.io.tokens import Bytes
 from cosformer.tasks.metrics import Accuracy
-from cosformer.tasks.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
 from cosformer.tasks.registry import register
-from cosformer.tasks.tokens import Bytes
 
 _OFFICIAL = 25_000
 

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from cosformer.tasks.pathfinder_field import Array, Stimulus
-from cosformer.tasks.pathfinder_snakes import Snakes
+from cosformer.tasks.lra.pathfinder_field import Array, Stimulus
+from cosformer.tasks.lra.pathfinder_snakes import Snakes
 
 _SCALE = 2
 _CONTRAST = 0.75

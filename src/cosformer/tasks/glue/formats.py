@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from cosformer.tasks import sources
-from cosformer.tasks.finetuning import FineTuning, Part
+from cosformer.tasks.glue.finetuning import FineTuning, Part
+from cosformer.tasks.io import sources
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks import cache, sources
 from cosformer.tasks.base import Row, Split, Task, checked_split
+from cosformer.tasks.io import cache, sources
+from cosformer.tasks.lra.pictures import Array, PictureRows, collate_pictures, drawn
 from cosformer.tasks.metrics import Accuracy
-from cosformer.tasks.pictures import Array, PictureRows, collate_pictures, drawn
 from cosformer.tasks.registry import register
 
 CLASSES = ("aeroplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "lorry")

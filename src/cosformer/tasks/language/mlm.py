@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks import cache, corpora
 from cosformer.tasks.base import Row, Split, Task, checked_split, stacked
-from cosformer.tasks.masking import MaskedRows
+from cosformer.tasks.io import cache, corpora
+from cosformer.tasks.io.ragged import Ragged, RaggedWriter
+from cosformer.tasks.io.tokens import KINDS, Vocabulary, vocabulary
+from cosformer.tasks.io.tokens import identity as tokens_identity
+from cosformer.tasks.language.masking import MaskedRows
 from cosformer.tasks.metrics import MaskedPerplexity
-from cosformer.tasks.ragged import Ragged, RaggedWriter
 from cosformer.tasks.registry import register
-from cosformer.tasks.tokens import KINDS, Vocabulary, vocabulary
-from cosformer.tasks.tokens import identity as tokens_identity
 
 _DOCUMENTS = ("apart", "joined")
 

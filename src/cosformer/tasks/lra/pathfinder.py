@@ -10,15 +10,15 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from cosformer.tasks import cache, workers
 from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split
+from cosformer.tasks.io import cache, workers
+from cosformer.tasks.lra.pathfinder_drawing import draw, tips
+from cosformer.tasks.lra.pathfinder_field import Array, Stimulus
+from cosformer.tasks.lra.pathfinder_snakes import Snakes, grow
+from cosformer.tasks.lra.pictures import PictureRows, collate_pictures, drawn
 from cosformer.tasks.metrics import Accuracy
-from cosformer.tasks.pathfinder_drawing import draw, tips
-from cosformer.tasks.pathfinder_field import Array, Stimulus
-from cosformer.tasks.pathfinder_snakes import Snakes, grow
-from cosformer.tasks.pictures import PictureRows, collate_pictures, drawn
 from cosformer.tasks.registry import register
-from cosformer.tasks.synthetic import sizes
+from cosformer.tasks.synthetic.tables import sizes
 
 _PER_JOB = 256  # part of what a seed means: with another number the same seed would give other pictures
 _TOY = Stimulus(
