@@ -36,14 +36,9 @@ class Linformer(Attention):
     traits = Traits(
         paper="Linformer: Self-Attention with Linear Complexity, arXiv:2006.04768",
         cost="linear",
-        causal=False,
         bidirectional=True,
         cross=True,
         key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
         grouped_heads=True,
     )
 
@@ -97,11 +92,6 @@ class Linformer(Attention):
         q = q.unflatten(2, (kv_heads, -1)) / math.sqrt(q.shape[3])
         weights = torch.einsum("bthgd,bhrd->bhgtr", q, k).softmax(-1)
         return torch.einsum("bhgtr,bhrd->bthgd", weights, v).flatten(2, 3), None
-
-    def state_size(
-        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> int:
-        return 0
 
     def extra_repr(self) -> str:
         return f"projected_length={self.projected_length}, sharing={self.sharing}"

@@ -40,12 +40,8 @@ class Longformer(PatternAttention):
         cost="linear",
         causal=True,
         bidirectional=True,
-        cross=False,
         key_mask=True,
-        cu_seqlens=False,
         recurrent=True,
-        packed_state=False,
-        constant_state=False,
         grouped_heads=True,
     )
     state_type = PositionedState

@@ -50,12 +50,7 @@ class Reformer(Attention, Drawn):
         cost="log-linear",
         causal=True,
         bidirectional=True,
-        cross=False,
         key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
         grouped_heads=True,
         random=True,
         reads="qv",
@@ -167,11 +162,6 @@ class Reformer(Attention, Drawn):
             times = times + within
             seen = seen & within if s == r else seen
         return seen, times.clamp_min(1)
-
-    def state_size(
-        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> int:
-        return 0
 
     def extra_repr(self) -> str:
         return f"rounds={self.rounds}, chunk={self.chunk}, buckets={2 * self.rotations.shape[2]}"

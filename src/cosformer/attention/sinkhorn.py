@@ -46,14 +46,8 @@ class Sinkhorn(Attention):
     traits = Traits(
         paper="Sparse Sinkhorn Attention, arXiv:2002.11296",
         cost="quadratic",  # in the number of blocks: S mixes each of them with all
-        causal=False,
         bidirectional=True,
-        cross=False,
         key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
         grouped_heads=True,
         random=True,
     )
@@ -126,11 +120,6 @@ class Sinkhorn(Attention):
         out = _attention(q, k, v, real) + _attention(q, sorted_k, sorted_v, anywhere)
         out = out.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, :length]
         return out.flatten(2, 3), None
-
-    def state_size(
-        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> int:
-        return 0
 
     def extra_repr(self) -> str:
         return f"block={self.block}, iterations={self.iterations}, temperature={self.temperature:g}"

@@ -41,8 +41,6 @@ class Softmax(Attention):
         key_mask=True,
         cu_seqlens=True,
         recurrent=True,
-        packed_state=False,
-        constant_state=False,
         grouped_heads=True,
     )
     state_type = KeyValueState

@@ -40,12 +40,8 @@ class Sparse(PatternAttention):
         cost="length^1.5",
         causal=True,
         bidirectional=True,
-        cross=False,
         key_mask=True,
-        cu_seqlens=False,
         recurrent=True,
-        packed_state=False,
-        constant_state=False,
         grouped_heads=True,
     )
     state_type = PositionedState

@@ -203,6 +203,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         # Unknown parameters and wrong values raise here, and not first in a layer.
         with torch.device("meta"):
             self.build_position()
+            _ = self.attentions
         ungrouped = self.lacking("grouped_heads")
         if self.num_key_value_heads != self.num_attention_heads and ungrouped is not None:
             raise ValueError(
