@@ -14,6 +14,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem != "adding_an_attention"),
 ]
+NOTES = sorted((ROOT / "docs" / "development").glob("*.md"))
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -66,7 +67,7 @@ def test_commands_exist():
     assert named <= known, sorted(named - known)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [*PAGES, *NOTES], ids=lambda p: p.stem)
 def test_links_lead_somewhere(path):
     for address in re.findall(r"\]\(([^)#\s]+)[^)]*\)", FENCE.sub("", path.read_text())):
         if not address.startswith("https://"):
@@ -75,7 +76,8 @@ def test_links_lead_somewhere(path):
 
 def test_every_page_is_in_the_contents():
     contents = (ROOT / "mkdocs.yml").read_text()
-    assert [p.name for p in (ROOT / "docs").glob("*.md") if f" {p.name}\n" not in contents] == []
+    named = [p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")]
+    assert [name for name in named if f" {name}\n" not in contents] == []
 
 
 def drawn(picture):
