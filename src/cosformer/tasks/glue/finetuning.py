@@ -12,10 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks.base import Head, Row, Split, Task, checked_split, sequences
+from cosformer.tasks.base import Head, Row, Split, checked_split, sequences
 from cosformer.tasks.io import cache, sources
 from cosformer.tasks.io.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
-from cosformer.tasks.io.tokens import Vocabulary, vocabulary
+from cosformer.tasks.io.tokens import Tokenised, Vocabulary, vocabulary
 from cosformer.tasks.io.tokens import checked as checked_tokens
 from cosformer.tasks.io.tokens import identity as tokens_identity
 
@@ -56,7 +56,7 @@ def _checked_fold(fold: Any) -> None:
 
 
 @dataclass(frozen=True)
-class FineTuning(Task):
+class FineTuning(Tokenised):
     """Sequences <bos> text <eos>, or <bos> text <sep> second text <eos>, and a label.
 
     Two texts may also be read apart, <bos> text <eos> each, by the same model, with a classifier over both:
@@ -119,14 +119,6 @@ class FineTuning(Task):
     @property
     def _vocabulary(self) -> Vocabulary:
         return vocabulary(self.tokens, self.bpe_size, self.bpe_corpus)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.vocab_size
-
-    @property
-    def pad_token_id(self) -> int:
-        return self._vocabulary.pad
 
     @property
     def columns(self) -> tuple[str, ...]:

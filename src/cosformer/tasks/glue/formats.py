@@ -1,4 +1,4 @@
-"""GLUE (Wang et al., 2018, arXiv:1804.07461): how its files are read. The tasks are in glue_tasks.py."""
+"""GLUE (Wang et al., 2018, arXiv:1804.07461): how its files are read. The tasks are in tasks.py."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

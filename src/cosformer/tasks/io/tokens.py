@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.checks import positive_int
+from cosformer.tasks.base import Task
 from cosformer.tasks.io import cache, corpora
 
 KINDS = ("bytes", "bpe")
@@ -91,6 +92,22 @@ class Bpe(Vocabulary):
         starts[[i for token, i in self.tokenizer.get_vocab().items() if token.startswith("Ġ")]] = 1
         starts[self.eos] = 1
         return starts
+
+
+class Tokenised(Task):
+    """A task over the tokens of a vocabulary."""
+
+    @property
+    @abstractmethod
+    def _vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary.vocab_size
+
+    @property
+    def pad_token_id(self) -> int:
+        return self._vocabulary.pad
 
 
 def checked(kind: str, size: int) -> None:

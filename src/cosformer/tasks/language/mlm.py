@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import Row, Split, Task, checked_split, stacked
+from cosformer.tasks.base import Row, Split, checked_split, stacked
 from cosformer.tasks.io import cache, corpora
 from cosformer.tasks.io.ragged import Ragged, RaggedWriter
-from cosformer.tasks.io.tokens import KINDS, Vocabulary, vocabulary
+from cosformer.tasks.io.tokens import KINDS, Tokenised, Vocabulary, vocabulary
 from cosformer.tasks.io.tokens import identity as tokens_identity
 from cosformer.tasks.language.masking import MaskedRows
 from cosformer.tasks.metrics import MaskedPerplexity
@@ -23,12 +23,14 @@ _DOCUMENTS = ("apart", "joined")
 
 @register("mlm")
 @dataclass(frozen=True)
-class MaskedLM(Task):
+class MaskedLM(Tokenised):
     """The hidden tokens of whole documents that are packed to rows of one length.
 
         input_ids     <bos> a b # d <eos> <bos> f x h <eos> <pad>
-        labels          .   . . c .   .     .   . g .   .     .       (. is -100, # is <mask>, x another
-        token) position_ids    0   1 2 3 4   5     0   1 2 3   4     0
+        labels          .   . . c .   .     .   . g .   .     .
+        position_ids    0   1 2 3 4   5     0   1 2 3   4     0
+
+    where . is -100, # is <mask> and x another token.
 
     Provenance: the texts of a corpus: wikitext2 (raw, 600 / 60 / 60 articles), wikitext103 (28,475 / 60 /
     60), imdb (its unlabelled reviews, 45,000 / 2,500 / 2,500) or python (the standard library's source; files
@@ -42,8 +44,7 @@ class MaskedLM(Task):
         bpe_size: its tokens.
         probability: that a token is to be found again; 80 % of those are <mask>, 10 % another token.
         documents: "apart": no document of a row sees another, told by position_ids; "joined": they all do,
-        for
-            attentions that cannot keep them apart, with an attention_mask for the padding.
+            for attentions that cannot keep them apart, with an attention_mask for the padding.
         seed: of the masks.
     """
 
@@ -80,14 +81,6 @@ class MaskedLM(Task):
     @property
     def tokenizer(self) -> Any:
         return self._vocabulary.tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.vocab_size
-
-    @property
-    def pad_token_id(self) -> int:
-        return self._vocabulary.pad
 
     def dataset(self, split: Split) -> MaskedRows:
         key = {

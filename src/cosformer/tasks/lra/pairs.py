@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import Row, Rows, Split, Task, checked_split, row_number, sequences
+from cosformer.tasks.base import Row, Rows, Split, checked_split, row_number, sequences
 from cosformer.tasks.io.ragged import Ragged, load_numbers
-from cosformer.tasks.io.tokens import Bytes, Vocabulary
+from cosformer.tasks.io.tokens import Bytes, Tokenised, Vocabulary
 from cosformer.tasks.metrics import Accuracy
 
 
@@ -45,7 +45,7 @@ def save_pairs(folder: Path, split: Split, pairs: Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
-class DocumentPairs(Task):
+class DocumentPairs(Tokenised):
     """Two documents, each read by itself, byte by byte unless a task offers other tokens.
 
     Args:
@@ -64,14 +64,6 @@ class DocumentPairs(Task):
     @property
     def _vocabulary(self) -> Vocabulary:
         return Bytes()
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocabulary.vocab_size
-
-    @property
-    def pad_token_id(self) -> int:
-        return self._vocabulary.pad
 
     @abstractmethod
     def folder(self, split: Split) -> Path:
