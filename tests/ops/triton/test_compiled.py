@@ -32,9 +32,9 @@ def record(dim, causal, length, batch=8):
     launches.clear()
     q, k, v, g = (torch.empty(batch, length, 16, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
     settings = (causal, 0, float(length), 1e-6, False, True)
-    out, d, state, kept = run.forward(q, k, v, None, None, None, None, *settings)
+    out, d, state, kept = run.forward(q, k, v, None, None, None, None, None, *settings)
     kept = state.s if state is not None else kept
-    run.backward(g, None, q, k, v, out, d, kept, None, None, None, None, causal, 0, float(length), 1e-6)
+    run.backward(g, None, q, k, v, out, d, kept, None, None, None, None, None, causal, 0, float(length), 1e-6)
     return list(launches)
 """
 COMPILE = (

@@ -1,13 +1,27 @@
 """A GPU backend for heads with and without windows: its own kernels for those without, the portable kernels
 for windows (ops/triton/windowed.py) for the others."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
-from cosformer.ops.autograd import Backend, Forward, Gradients, Saved, Shape, Upstream
+from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream
 from cosformer.ops.triton import windowed
 from cosformer.ops.windowed import Triple, WindowedBackend
+
+
+class PlainKernels(Protocol):
+    """A backend for calls without windows, which can write its results `into` tensors that are given,
+    whatever their layout, where it `writes_views`."""
+
+    def writes_views(self, args: AttentionArgs) -> bool: ...
+    def forward(self, args: AttentionArgs, into: Tensor | None = None) -> Forward: ...
+    def backward(
+        self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple | None = None
+    ) -> Gradients: ...
+    def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]: ...
 
 
 class GpuBackend:
@@ -15,7 +29,7 @@ class GpuBackend:
 
     heads_at = 1
 
-    def __init__(self, plain: Backend):
+    def __init__(self, plain: PlainKernels):
         self.plain = plain
         self._windowed = WindowedBackend(self)
 
@@ -35,17 +49,22 @@ class GpuBackend:
     def plain_forward(
         self, args: AttentionArgs, out: Tensor, den: Tensor
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        made = self.plain.forward(args)
-        out.copy_(made.out)
+        given = self.plain.writes_views(args)
+        made = self.plain.forward(args, out if given else None)
+        if not given:
+            out.copy_(made.out)
         den.copy_(made.den)
         return made.kept, made.numerator, made.denominator
 
     def plain_backward(
         self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple
     ) -> tuple[Tensor | None, Tensor | None]:
-        made = self.plain.backward(args, saved._replace(den=saved.den.contiguous()), upstream)
-        for to, gradient in zip(into, made[:3], strict=True):
-            to.copy_(gradient)
+        given = self.plain.writes_views(args)
+        saved = saved._replace(den=saved.den.contiguous())
+        made = self.plain.backward(args, saved, upstream, into if given else None)
+        if not given:
+            for to, gradient in zip(into, made[:3], strict=True):
+                to.copy_(gradient)
         return made.numerator, made.denominator
 
     def window_forward(self, args: AttentionArgs, out: Tensor, den: Tensor) -> None:

@@ -27,7 +27,18 @@ from cosformer.ops.triton.rows import (
     store_rows,
     to_dot_dtype,
 )
-from cosformer.ops.triton.window_rows import finite, gated, reach, rectified, span, spoilt, turn, weights
+from cosformer.ops.triton.window_rows import (
+    finite,
+    gated,
+    reach,
+    rectified,
+    rounded,
+    span,
+    spoilt,
+    turn,
+    weights,
+    within,
+)
 
 
 @triton.jit
@@ -41,6 +52,20 @@ def spoil(x, seen, acc, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """acc, infinite where a row sees what is not finite: by a product that no float32 can hold."""
     bad = tl.where(finite(x), 0.0, 16.0).to(DOT)
     return tl.dot(tl.where(seen, 1e38, 0.0).to(DOT), bad, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def marked(SPOILT, pid, tiles, COUNT: tl.constexpr):
+    """The first of COUNT tiles, and how many of them to look at: none where none is marked."""
+    first = pid * COUNT
+    at = first + tl.arange(0, COUNT)
+    any_ = tl.max(tl.load(SPOILT + at, mask=at < tiles, other=0), 0)
+    return first, any_ * COUNT
+
+
+@triton.jit
+def is_marked(SPOILT, tile, tiles):
+    return tl.load(SPOILT + tile, mask=tile < tiles, other=0) != 0
 
 
 @triton.jit
@@ -82,30 +107,31 @@ def meet(
                 total += tl.sum(p, 1)
             if MODE == "clear":
                 x = cleared(x)
-            acc = dot_add(to_dot_dtype(p, DOT, PRECISION), x, acc, PRECISION)
+            acc = dot_add(rounded(p, DOT, PRECISION), x, acc, PRECISION)
     if MODE == "clear":
         acc = tl.where(finite(acc), acc, float("nan"))
     return acc, total
 
 
-@triton.jit(do_not_specialize=["heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"])
-def band_queries(
-    A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift, eps,
+@triton.jit
+def tile_of_queries(
+    pid, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
+    eps,
     a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
     y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, OUTPUT: tl.constexpr, CAUSAL: tl.constexpr,
     IS_VARLEN: tl.constexpr, MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
-    BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
+    BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
 ):  # fmt: skip
     """ "o": A, B, X are q, k, v, and Y is o; the denominators are written. "dq": A, B, X are g, v, k, and Y
     is dq; GATE is q, and r and e are made from g, OUT and the denominators, and written. TABLE [n, 3]: key
-    head and window of each of n = `heads` key heads."""
+    head and window of each of n = `heads` key heads. Returns whether the tile is not finite, and so is to be
+    computed again with MEND."""
     F: tl.constexpr = D if OUTPUT == "o" else DV
     N: tl.constexpr = DV if OUTPUT == "o" else D
     BF: tl.constexpr = BD if OUTPUT == "o" else BV
     BN: tl.constexpr = BV if OUTPUT == "o" else BD
-    pid = tl.program_id(0)
     entry = pid % (heads * GROUP)
     tile = pid // (heads * GROUP)
     tiles = tl.cdiv(length, BT)
@@ -143,20 +169,22 @@ def band_queries(
     X += batch * x_b + key_head * x_h
     if MASKED:
         MASK += batch * mask_stride
-    none = tl.zeros((BT, BN), tl.float32)
-    acc, total = meet(
-        none, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, OUTPUT,
-        MASKED, "sum", BT, BS, BF, BN, DOT, PRECISION,
-    )  # fmt: skip
-    if spoilt(acc):
+    acc = tl.zeros((BT, BN), tl.float32)
+    if MEND:
         acc, _ = meet(
-            none, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
+            acc, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
             OUTPUT, MASKED, "spoil", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
         acc, total = meet(
             acc, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, OUTPUT,
             MASKED, "clear", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
+    else:
+        acc, total = meet(
+            acc, a, B, X, MASK, e, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N, OUTPUT,
+            MASKED, "sum", BT, BS, BF, BN, DOT, PRECISION,
+        )  # fmt: skip
+    bad = spoilt(acc)
     if OUTPUT == "o":
         tl.store(DENOMINATOR + vector, total, mask=inside)
         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
@@ -166,6 +194,42 @@ def band_queries(
         gate = load_rows(GATE, gate_t, rows, inside, columns, N, N != BN)
         acc = gated(acc, gate)
     store_rows(Y + batch * y_b + head * y_h + first64 * y_t, y_t, rows, inside, columns, acc, N, N != BN)
+    return bad
+
+
+@triton.jit(
+    do_not_specialize=["tiles", "heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"]
+)
+def band_queries(
+    SPOILT, tiles, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others,
+    shift, eps,
+    a_b, a_t: tl.constexpr, a_h, b_b, b_t: tl.constexpr, b_h, x_b, x_t: tl.constexpr, x_h,
+    y_b, y_t: tl.constexpr, y_h, gate_b, gate_t: tl.constexpr, gate_h, o_b, o_t: tl.constexpr, o_h,
+    row_b, row_h, mask_stride,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, OUTPUT: tl.constexpr, CAUSAL: tl.constexpr,
+    IS_VARLEN: tl.constexpr, MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BV: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
+):  # fmt: skip
+    """A tile each; with MEND, those of MEND tiles each that are marked in SPOILT."""
+    pid = tl.program_id(0)
+    if MEND:
+        first, count = marked(SPOILT, pid, tiles, MEND)
+        for n in range(count):
+            if is_marked(SPOILT, first + n, tiles):
+                tile_of_queries(
+                    first + n, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads,
+                    length, others, shift, eps, a_b, a_t, a_h, b_b, b_t, b_h, x_b, x_t, x_h, y_b, y_t, y_h,
+                    gate_b, gate_t, gate_h, o_b, o_t, o_h, row_b, row_h, mask_stride, GROUP, D, DV, OUTPUT,
+                    CAUSAL, IS_VARLEN, MASKED, BT, BS, BD, BV, DOT, PRECISION, True,
+                )  # fmt: skip
+    else:
+        bad = tile_of_queries(
+            pid, A, B, X, Y, GATE, OUT, DENOMINATOR, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others,
+            shift, eps, a_b, a_t, a_h, b_b, b_t, b_h, x_b, x_t, x_h, y_b, y_t, y_h, gate_b, gate_t, gate_h,
+            o_b, o_t, o_h, row_b, row_h, mask_stride, GROUP, D, DV, OUTPUT, CAUSAL, IS_VARLEN, MASKED, BT, BS,
+            BD, BV, DOT, PRECISION, False,
+        )  # fmt: skip
+        tl.store(SPOILT + pid, bad.to(tl.int32))
 
 
 @triton.jit
@@ -182,8 +246,8 @@ def meet_queries(
     of_v = tl.arange(0, BV)
     tiles = tl.cdiv(tl.maximum(end - begin, 0), BS)
     for n in range(tiles * GROUP):
-        group = (n // tiles).to(tl.int64)
-        first = begin + n % tiles * BS
+        group = (n // tiles if GROUP > 1 else tiles * 0).to(tl.int64)
+        first = begin + (n % tiles if GROUP > 1 else n) * BS
         first64 = first.to(tl.int64)
         i = first + others
         here = i < end
@@ -192,36 +256,39 @@ def meet_queries(
         r = tl.load(INVERSE + group * row_h + i, mask=here, other=0.0)
         q = rectified(q, DOT, PRECISION)
         g = to_dot_dtype(g, DOT, PRECISION)
-        seen = (i[None, :] >= low[:, None]) & (i[None, :] < high[:, None]) & (r != 0.0)[None, :]
+        i = tl.where(r != 0.0, i, -1)  # which no key sees
+        seen = within(i, low, high)
         if MODE == "spoil":
             dk = spoil(q, seen, dk, DOT, PRECISION)
             dv = spoil(g, seen, dv, DOT, PRECISION)
         else:
             e = tl.load(E + group * row_h + i, mask=here, other=0.0)
-            ci, si = turn(i - origin, window, DOT)
-            weight = weights(c, s, ci * r, si * r)
-            p = tl.where(seen, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
-            dv = dot_add(to_dot_dtype(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
-            p = tl.where(seen, (dot_over_features(v, tl.trans(g), PRECISION) + e[None, :]) * weight, 0.0)
-            dk = dot_add(to_dot_dtype(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
+            ci, si = turn(first - origin + others, window, DOT)
+            # No weight that is seen is zero: the two choices below need no other mask.
+            weight = tl.where(seen, weights(c, s, ci * r, si * r), 0.0)
+            p = tl.where(weight != 0.0, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
+            dv = dot_add(rounded(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
+            p = dot_over_features(v, tl.trans(g), PRECISION) + e[None, :]
+            p = tl.where(weight != 0.0, p * weight, 0.0)
+            dk = dot_add(rounded(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
     if MODE == "clear":
         dk = tl.where(finite(dk), dk, float("nan"))
         dv = tl.where(finite(dv), dv, float("nan"))
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"])
-def band_keys(
-    K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
+@triton.jit
+def tile_of_keys(
+    pid, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
     k_b, k_t: tl.constexpr, k_h, v_b, v_t: tl.constexpr, v_h, q_b, q_t: tl.constexpr, q_h,
     g_b, g_t: tl.constexpr, g_h, dk_b, dk_t: tl.constexpr, dk_h, dv_b, dv_t: tl.constexpr, dv_h,
     row_b, row_h, mask_stride,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, IS_VARLEN: tl.constexpr,
     MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    DOT: tl.constexpr, PRECISION: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys, from the r and e that band_queries has written."""
-    pid = tl.program_id(0)
+    """dk and dv of a tile of keys, from the r and e that band_queries has written; returns and MEND as in
+    `tile_of_queries`."""
     entry = pid % heads
     tile = pid // heads
     tiles = tl.cdiv(length, BT)
@@ -251,21 +318,58 @@ def band_keys(
     G += batch * g_b + head * GROUP * g_h
     INVERSE += batch * row_b + head * GROUP * row_h
     E += batch * row_b + head * GROUP * row_h
-    no_dk = tl.zeros((BT, BD), tl.float32)
-    no_dv = tl.zeros((BT, BV), tl.float32)
-    dk, dv = meet_queries(
-        no_dk, no_dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
-        row_h, q_t, g_t, GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
-    )  # fmt: skip
-    if spoilt(dk) | spoilt(dv):
+    dk = tl.zeros((BT, BD), tl.float32)
+    dv = tl.zeros((BT, BV), tl.float32)
+    if MEND:
         dk, dv = meet_queries(
-            no_dk, no_dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h,
-            g_h, row_h, q_t, g_t, GROUP, D, DV, "spoil", BT, BS, BD, BV, DOT, PRECISION,
+            dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
+            row_h, q_t, g_t, GROUP, D, DV, "spoil", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
         dk, dv = meet_queries(
             dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
             row_h, q_t, g_t, GROUP, D, DV, "clear", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
+    else:
+        dk, dv = meet_queries(
+            dk, dv, k, v, Q, G, INVERSE, E, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
+            row_h, q_t, g_t, GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
+        )  # fmt: skip
+    bad = spoilt(dk) | spoilt(dv)
     dk = gated(dk, gate)
     store_rows(DK + batch * dk_b + head * dk_h + first64 * dk_t, dk_t, rows, inside, of_d, dk, D, D != BD)
     store_rows(DV_ + batch * dv_b + head * dv_h + first64 * dv_t, dv_t, rows, inside, of_v, dv, DV, DV != BV)
+    return bad
+
+
+@triton.jit(
+    do_not_specialize=["tiles", "heads", "length", "others", "shift", "row_b", "row_h", "mask_stride"]
+)
+def band_keys(
+    SPOILT, tiles, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift,
+    k_b, k_t: tl.constexpr, k_h, v_b, v_t: tl.constexpr, v_h, q_b, q_t: tl.constexpr, q_h,
+    g_b, g_t: tl.constexpr, g_h, dk_b, dk_t: tl.constexpr, dk_h, dv_b, dv_t: tl.constexpr, dv_h,
+    row_b, row_h, mask_stride,
+    GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, CAUSAL: tl.constexpr, IS_VARLEN: tl.constexpr,
+    MASKED: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
+    DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
+):  # fmt: skip
+    """As `band_queries`."""
+    pid = tl.program_id(0)
+    if MEND:
+        first, count = marked(SPOILT, pid, tiles, MEND)
+        for n in range(count):
+            if is_marked(SPOILT, first + n, tiles):
+                tile_of_keys(
+                    first + n, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others,
+                    shift, k_b, k_t, k_h, v_b, v_t, v_h, q_b, q_t, q_h, g_b, g_t, g_h, dk_b, dk_t, dk_h, dv_b,
+                    dv_t, dv_h, row_b, row_h, mask_stride, GROUP, D, DV, CAUSAL, IS_VARLEN, MASKED, BT, BS,
+                    BD, BV, DOT, PRECISION, True,
+                )  # fmt: skip
+    else:
+        bad = tile_of_keys(
+            pid, K, V, Q, G, DK, DV_, INVERSE, E, MASK, BOUNDS, TABLE, heads, length, others, shift, k_b, k_t,
+            k_h, v_b, v_t, v_h, q_b, q_t, q_h, g_b, g_t, g_h, dk_b, dk_t, dk_h, dv_b, dv_t, dv_h, row_b,
+            row_h, mask_stride, GROUP, D, DV, CAUSAL, IS_VARLEN, MASKED, BT, BS, BD, BV, DOT, PRECISION,
+            False,
+        )  # fmt: skip
+        tl.store(SPOILT + pid, bad.to(tl.int32))

@@ -40,7 +40,7 @@ from cosformer.ops.triton.rows import (
     store_rows,
     to_dot_dtype,
 )
-from cosformer.ops.triton.window_rows import gated, phased, rectified, turn, weights
+from cosformer.ops.triton.window_rows import gated, phased, rectified, rounded, turn, weights
 
 
 @triton.jit
@@ -112,7 +112,7 @@ def square(
     p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
     if OUTPUT == "o":
         total += tl.sum(p, 1)
-    return dot_add(to_dot_dtype(p, DOT, PRECISION), x, acc, PRECISION), total
+    return dot_add(rounded(p, DOT, PRECISION), x, acc, PRECISION), total
 
 
 @triton.jit

@@ -26,6 +26,7 @@ from cosformer.ops.triton.window_wide import wide
 WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through states of chunks
 WIDE_STEP = 64
 BISECTED = 256  # tokens a program of document_bounds takes
+MENDED = 128  # tiles of a band that a program looks after
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,9 @@ class _Windowed:
         role = ROLES[what]
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
-        options = band("queries", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
+        options = band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
-        self.plan.launch(
+        self._band(
             band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
             a, b, x, y, gate, out, self.den, self.inverse, self.e, self.mask, self.bounds, table, heads,
             self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
@@ -199,11 +200,19 @@ class _Windowed:
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
         options = band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
-        self.plan.launch(
+        self._band(
             band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
             *tensors, self.inverse, self.e, self.mask, self.bounds, table, heads, self.tk, self.tq,
             -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
         )  # fmt: skip
+
+    def _band(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
+        """All tiles, and in a second launch those again that were not finite: together they would need more
+        registers, and the rare case would slow down every other."""
+        spoilt = self.plan.empty((tiles,), torch.int32)
+        for mend in (0, MENDED):
+            programs = -(-tiles // mend) if mend else tiles
+            self.plan.launch(kernel, programs, spoilt, tiles, *arguments, MEND=mend, **options)
 
     def weigh(self, table: Tensor | None) -> None:
         """r and e of wide heads; those of narrow ones come with dq."""
