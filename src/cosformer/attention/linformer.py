@@ -6,7 +6,7 @@ E and F [r, L] are learned projections along the length: all keys together becom
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +36,8 @@ class Linformer(Attention):
     traits = Traits(
         paper="Linformer: Self-Attention with Linear Complexity, arXiv:2006.04768",
         cost="linear",
-        bidirectional=True,
-        cross=True,
-        key_mask=True,
-        grouped_heads=True,
-    )
+        bidirectional=True, cross=True, key_mask=True, grouped_heads=True,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -67,17 +64,7 @@ class Linformer(Attention):
             nn.init.normal_(projection, std=self.projected_length**-0.5)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, **never_asked: Any
     ) -> tuple[Tensor, None]:
         length, kv_heads = k.shape[1:3]
         if self.sharing == "none":

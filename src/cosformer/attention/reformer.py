@@ -10,6 +10,7 @@ into chunks of m: P_i^r holds the tokens of i's bucket in i's chunk and in the o
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,13 +49,8 @@ class Reformer(Attention, Drawn):
     traits = Traits(
         paper="Reformer: The Efficient Transformer, arXiv:2001.04451",
         cost="log-linear",
-        causal=True,
-        bidirectional=True,
-        key_mask=True,
-        grouped_heads=True,
-        random=True,
-        reads="qv",
-    )
+        causal=True, bidirectional=True, key_mask=True, grouped_heads=True, random=True, reads="qv",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -100,17 +96,7 @@ class Reformer(Attention, Drawn):
         return bucket
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None, **never_asked: Any
     ) -> tuple[Tensor, None]:
         length, heads = q.shape[1:3]
         if key_mask is not None:

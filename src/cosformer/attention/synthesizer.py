@@ -45,12 +45,8 @@ class Synthesizer(Attention):
     traits = Traits(
         paper="Synthesizer: Rethinking Self-Attention for Transformer Models, arXiv:2005.00743",
         cost="quadratic",
-        causal=True,
-        bidirectional=True,
-        key_mask=True,
-        grouped_heads=True,
-        reads="qv",
-    )
+        causal=True, bidirectional=True, key_mask=True, grouped_heads=True, reads="qv",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -127,17 +123,7 @@ class Synthesizer(Attention):
         return found.unflatten(2, q.shape[2:4])
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None, **never_asked: Any
     ) -> tuple[Tensor, None]:
         length, kv_heads = v.shape[1:3]
         for_heads(self.name, kv_heads, self.num_kv_heads)
