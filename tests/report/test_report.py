@@ -47,6 +47,11 @@ def plot(*lines, **how):
                 "What to see.", **how)  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def page():
+    return render.html(report(ROOT / "results", ROOT / "benchmarks/reports"))
+
+
 def test_the_project_s_own_records(tmp_path):
     page, text = write(report(ROOT / "results", ROOT / "benchmarks/reports"), tmp_path)
     words = text.read_text()
@@ -215,8 +220,7 @@ def test_what_a_record_holds_stays_words():
         ET.fromstring(plotter.standalone(drawn))
 
 
-def test_pages_ask_for_nothing():
-    page = render.html(report(ROOT / "results", ROOT / "benchmarks/reports"))
+def test_pages_ask_for_nothing(page):
     fetched = re.findall(r'(?:src|href)="([^"]+)"', re.sub(r"<a [^>]*>", "", page))
     assert all(address.startswith("data:") or f'id="{address[1:]}"' in page for address in fetched)
     assert "default-src 'none'" in page
@@ -296,8 +300,7 @@ def test_colours_follow_the_page():
     assert plotter.svg(drawn) == plotter.svg(drawn), "the same record gives the same bytes"
 
 
-def test_plots_of_a_page_do_not_share_names():
-    page = render.html(report(ROOT / "results", ROOT / "benchmarks/reports"))
+def test_plots_of_a_page_do_not_share_names(page):
     names = re.findall(r'\bid="([^"]+)"', page)
     assert len(set(names)) == len(names)
 
