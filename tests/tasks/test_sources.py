@@ -3,6 +3,8 @@
 import gzip
 import json
 import lzma
+import struct
+import zlib
 
 import PIL.Image
 import pytest
@@ -190,8 +192,20 @@ def test_png_flipped_bit(tmp_path):
     data[200] ^= 1
     path.write_bytes(data)
     refused(
-        tasks.build("image", official=False), r"gray_test.png: the PNG file is cut off or damaged", tmp_path
+        tasks.build("image", official=False), r"gray_test.png: the PNG file is cut off, damaged", tmp_path
     )
+
+
+@pytest.mark.parametrize(("width", "height"), [(1 << 14, 1 << 14), (1 << 20, 1 << 10), (1 << 30, 1 << 30)])
+def test_png_that_claims_too_much(width, height, tmp_path):
+    """Its header alone is read: nothing of that size is ever allocated."""
+    tiny.cifar()
+    path = tmp_path / "data" / "cifar10" / "gray_train1.png"
+    data = bytearray(path.read_bytes())
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    path.write_bytes(data)
+    refused(tasks.build("image", official=False), r"gray_train1.png: .*pixels", tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "1", "P", "I;16"])

@@ -4,6 +4,7 @@ A recipe is a Python file with a function `build(scale, attention, **overrides)`
 of this project lie in `recipes/` of a checkout; a file of your own is given by its path.
 """
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -14,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from cosformer.machine import CHECKOUT
-from cosformer.registry import meant_or_known
 from cosformer.training.run import Run, refuse_unknown
 
 SCALES = ("tiny", "small", "paper")
@@ -89,7 +89,8 @@ def load(name_or_path: str | Path) -> ModuleType:
         return _checked(_from_file(path), str(path))
     known = names()
     if str(name_or_path) not in known:
-        hint = meant_or_known(str(name_or_path), known, "there are")
+        near = difflib.get_close_matches(str(name_or_path), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
         raise ValueError(f"there is no recipe {str(name_or_path)!r}; {hint}")
     root = str(_folder().parent)
     if root not in sys.path:

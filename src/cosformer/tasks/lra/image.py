@@ -12,7 +12,7 @@ from torch import Tensor
 from cosformer.ops.checks import flag, positive_int
 from cosformer.tasks.base import Row, Split, Task, checked_split
 from cosformer.tasks.io import cache, sources
-from cosformer.tasks.lra.pictures import Array, PictureRows, collate_pictures, drawn
+from cosformer.tasks.lra.pictures import Array, PictureRows, collate_pictures, drawn, read_grey
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.registry import register
 
@@ -108,7 +108,7 @@ def _build(sheets: list[Path], labels: Path, official: bool, folder: Path) -> No
 
 def _cut(path: Path) -> Array:
     """The pictures [N, 32, 32] of a sheet, row by row."""
-    sheet = _read(path)
+    sheet = read_grey(path)
     height, width = sheet.shape
     if height % _SIDE or width % _SIDE:
         raise sources.bad(
@@ -116,21 +116,6 @@ def _cut(path: Path) -> Array:
         )
     cells = sheet.reshape(height // _SIDE, _SIDE, width // _SIDE, _SIDE).swapaxes(1, 2)
     return cells.reshape(-1, _SIDE, _SIDE)
-
-
-def _read(path: Path) -> Array:
-    """A grey picture [height, width], every checksum of whose file is right."""
-    import PIL.Image
-
-    try:
-        with PIL.Image.open(path, formats=["PNG"]) as picture:
-            picture.verify()
-        with PIL.Image.open(path, formats=["PNG"]) as picture:  # verifying has read it to its end
-            if picture.mode != "L":
-                raise sources.bad(path, None, "the PNG must be grey, of 8 bits")
-            return np.array(picture)
-    except (OSError, SyntaxError) as error:
-        raise sources.bad(path, None, f"the PNG file is cut off or damaged ({error})") from error
 
 
 def _labels(path: Path, official: bool) -> dict[str, Array]:
