@@ -143,6 +143,11 @@ class Attention(nn.Module, ABC):
         if q.shape[2] % k.shape[2] != 0:
             raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
 
+    @classmethod
+    def traits_with(cls, **parameters: Any) -> Traits:
+        """What it can do with these parameters, which may take something away; nothing is built for it."""
+        return cls.traits
+
     @property
     def has_bound(self) -> bool:
         """Whether texts end somewhere: at the horizon, or at the greatest length a model was built for."""
@@ -168,11 +173,13 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, State | None]:
         """The mechanism itself; only what its traits claim is ever asked of it."""
 
-    @abstractmethod
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
     ) -> int:
         """How many numbers a row of a batch carries after so many tokens (0 where there is no state)."""
+        if self.traits.recurrent:
+            raise NotImplementedError(f"attention {self.name!r} is recurrent and must give its state_size.")
+        return 0
 
 
 def _within(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:

@@ -35,16 +35,9 @@ class Cosformer(Attention):
     traits = Traits(
         paper="cosFormer: Rethinking Softmax in Attention, arXiv:2202.08791",
         cost="linear",
-        causal=True,
-        bidirectional=True,
-        cross=True,
-        key_mask=True,
-        cu_seqlens=True,
-        recurrent=True,
-        packed_state=True,
-        constant_state=True,
-        grouped_heads=True,
-    )
+        causal=True, bidirectional=True, cross=True, key_mask=True, cu_seqlens=True, recurrent=True,
+        packed_state=True, constant_state=True, grouped_heads=True,
+    )  # fmt: skip
     state_type = CosformerState
     takes_lengths = True
 

@@ -1,6 +1,7 @@
 """What linear mechanisms share beside the sums: features in, masks, packed documents, states."""
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,14 +16,11 @@ from cosformer.ops.packing import bundles, document_bounds
 
 def linear_traits(paper: str, **changes: Any) -> Traits:
     """Everything the linear core can do."""
-    able = dict.fromkeys(
-        (
-            "causal", "bidirectional", "cross", "key_mask", "cu_seqlens", "recurrent", "packed_state",
-            "constant_state", "grouped_heads",
-        ),
-        True,
+    core = Traits(
+        paper=paper, cost="linear", causal=True, bidirectional=True, cross=True, key_mask=True,
+        cu_seqlens=True, recurrent=True, packed_state=True, constant_state=True, grouped_heads=True,
     )  # fmt: skip
-    return Traits(paper=paper, cost="linear", **able | changes)
+    return replace(core, **changes)
 
 
 class LinearAttention(Attention):

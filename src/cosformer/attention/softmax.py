@@ -35,16 +35,9 @@ class Softmax(Attention):
     traits = Traits(
         paper="Attention Is All You Need, arXiv:1706.03762",
         cost="quadratic",
-        causal=True,
-        bidirectional=True,
-        cross=True,
-        key_mask=True,
-        cu_seqlens=True,
-        recurrent=True,
-        packed_state=False,
-        constant_state=False,
+        causal=True, bidirectional=True, cross=True, key_mask=True, cu_seqlens=True, recurrent=True,
         grouped_heads=True,
-    )
+    )  # fmt: skip
     state_type = KeyValueState
 
     def __init__(self, *, windows: Sequence[int | None] | None = None, num_kv_heads: int | None = None):

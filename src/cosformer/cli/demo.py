@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    from cosformer.demo.page import figures
     from cosformer.demo.run import Demo, Occupied
     from cosformer.demo.settings import TINY, Settings
+    from cosformer.report.sections.demo import figures
 
     settings = TINY if args.tiny else Settings()
     if args.seconds is not None:
