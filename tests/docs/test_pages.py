@@ -109,34 +109,32 @@ def test_the_tables_of_runs_are_those_of_the_records():
 
 def test_the_quality_in_the_readme_is_that_of_the_records():
     runs = [json.loads(line) for line in (ROOT / "results" / "plan-enwik8.jsonl").read_text().splitlines()]
-    short = [r for r in runs if r["steps"] == 1200 and r["seed"] == 0]
     rows = {}
-    for name, attention, position, parameters in (
-        ("softmax, rotary positions", "softmax", "rotary", None),
-        ("cosFormer as published (one horizon), rotary positions", "cosformer", "rotary", None),
-        (
-            "cosFormer, windows 2, 4, 8, 16, 64, 128, 512, 1,024, no positions", "cosformer", "none",
-            {"windows": [2, 4, 8, 16, 64, 128, 512, 1024]},
-        ),
-    ):  # fmt: skip
-        model = {"position": position, "attention_parameters": parameters}
+    for words, name in (
+        ("softmax, rotary positions", "softmax, rotary"),
+        ("softmax with gate and norm, rotary positions", "softmax + gate, norm"),
+        ("cosFormer as published (one horizon), rotary positions", "cosformer, rotary"),
+        ("cosFormer, windows 2, 4, 8, 16, 64, 128, 512, 1,024", "windows, all bounded"),
+        ("the same with gate and norms", "windows, all bounded + gate, norm; q, k norm"),
+        ("windows, gate and norm, one layer of six softmax", "one softmax layer + gate, norm"),
+        (None, "one softmax layer of 256 + gate, norm, no positions"),
+    ):
         found = [
             r["metric"]
-            for r in short
-            if r["settings"]["attention"] == attention
-            and {k: r["settings"]["model"].get(k) for k in model} == model
+            for r in runs
+            if (r["experiment"]["column"], r["experiment"]["row"]) == ("short", name) and r["seed"] == 0
         ]
         best = min(found, key=lambda m: m["valid"]["bits_per_character"])
-        rows[name] = [best[split]["bits_per_character"] for split in ("valid", "test")]
+        rows[words] = [best[split]["bits_per_character"] for split in ("valid", "test")]
     text = (ROOT / "README.md").read_text()
     shown = text.replace("**", "")
-    for name, (valid, test) in rows.items():
-        assert f"| {name} | {valid:.3f} | {test:.3f} |" in shown
-    softmax, _, windows = rows.values()
-    ratios = [w / s for w, s in zip(windows, softmax, strict=True)]
-    assert (
-        f"{ratios[0]:.3f} times the bits of softmax on validation and {ratios[1]:.3f} times on test" in text
-    )
+    for words, (valid, test) in rows.items():
+        assert words is None or f"| {words} | {valid:.3f} | {test:.3f} |" in shown
+    softmax, _, _, _, windows, hybrid, near = rows.values()
+    by = [[a / b for a, b in zip(x, softmax, strict=True)] for x in (windows, hybrid, near)]
+    assert f"{by[0][0]:.3f} times the bits of softmax on validation and {by[0][1]:.3f} times on test" in text
+    assert f"it has {by[1][0]:.3f} times on validation and {by[1][1]:.3f} times on test" in text
+    assert f"256 tokens alone, {by[2][0]:.3f} and {by[2][1]:.3f}." in text
 
 
 def test_the_times_of_windows_are_those_of_the_record():
