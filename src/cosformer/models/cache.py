@@ -7,132 +7,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from cosformer.attention import State
+from cosformer.models.cache_layer import StateLayer
 from cosformer.models.config import CosformerConfig
 from cosformer.models.layout import Past
 from cosformer.models.mixture import described
-
-
-class StateLayer(CacheLayerMixin):
-    """The state of one layer, that of its cross-attention (the encoder's output, read once), and how many
-    columns went in, padding included.
-
-    States are values and never change in place: what is read here stays as it is.
-    """
-
-    # With True, generate() would hand the model a 4-D mask in place of the padding.
-    is_compileable = False
-    is_sliding = False
-
-    def __init__(self, croppable: bool = False) -> None:
-        super().__init__()
-        self.is_croppable = croppable
-        self.reset()
-
-    def reset(self) -> None:
-        self.state: State | None = None
-        self.memory: State | None = None
-        self.columns = 0
-        self.is_initialized = False
-
-    def put(self, state: State | None, memory: State | None, columns: int) -> None:
-        """After a call that took so many more columns."""
-        self.state, self.memory = state, memory
-        self.columns += columns
-        self.is_initialized = True
-
-    @property
-    def content(self) -> tuple[State | None, State | None, int]:
-        """State, memory and columns: what `fill` takes."""
-        return self.state, self.memory, self.columns
-
-    def fill(self, state: State | None, memory: State | None, columns: int) -> None:
-        """As it was when this was its content."""
-        self.reset()
-        if state is not None:
-            self.put(state, memory, columns)
-
-    @property
-    def states(self) -> dict[str, State]:
-        found = {"state": self.state, "memory": self.memory}
-        return {name: state for name, state in found.items() if state is not None}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(state.nbytes for state in self.states.values())
-
-    def get_seq_length(self) -> int:
-        return self.columns
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.columns + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return self.get_max_length()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        rows = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
-        for name, state in self.states.items():
-            setattr(self, name, state.select(rows.to(state.positions.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        for name, state in self.states.items():
-            setattr(self, name, state.repeat(repeats))
-
-    def offload(self) -> None:
-        if self.is_initialized:
-            self.device = next(iter(self.states.values())).positions.device
-            for name, state in self.states.items():
-                setattr(self, name, state.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        if self.is_initialized and hasattr(self, "device"):
-            for name, state in self.states.items():
-                setattr(self, name, state.to(self.device, non_blocking=True))
-
-    def check_crop(self, length: int) -> None:
-        """Raises if `crop` cannot remove these columns exactly."""
-        if length > 0:
-            raise ValueError(
-                f"crop takes a negative number, the columns to remove, but got {length}. To go back to a "
-                "certain point, take a snapshot() there and restore() it."
-            )
-        if length < 0 < self.columns + length and not hasattr(self.state, "crop"):
-            raise ValueError(
-                f"a {type(self.state).__name__} of constant size cannot forget its last {-length} tokens: "
-                "take a snapshot() of the cache before them, and restore() it."
-            )
-
-    def crop(self, length: int) -> None:
-        """Removes the last -length columns (length is negative or 0), exactly, or refuses."""
-        self.check_crop(length)
-        keep = self.columns + length
-        if length == 0:
-            return
-        if keep <= 0:
-            self.state, self.columns = None, 0
-            return  # the memory of a source stays: it does not belong to the text
-        cut: Any = self.state
-        self.state, self.columns = cut.crop(keep), keep
-
-    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError("a layer of CosformerCache is filled by the model itself; it needs no preparation.")
-
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise TypeError(
-            "a CosformerCache holds states, not keys and values: it serves the models of cosformer.models "
-            "alone. Other models want transformers' DynamicCache."
-        )
-
 
 # What a state means depends on these, beside the attention and the number of layers.
 _OF_THE_MODEL = (
@@ -172,10 +53,7 @@ class CosformerCache(Cache):
     @property
     def past(self) -> Past | None:
         """Where the next tokens stand; None before the first call."""
-        layer = self.layers[0]
-        if layer.state is None:
-            return None
-        return Past(layer.state.positions, layer.state.seen, layer.columns)
+        return self.layers[0].past
 
     @property
     def nbytes(self) -> int:

@@ -15,6 +15,7 @@ from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 from cosformer.models.layout import Layout
+from cosformer.models.step import short_way
 from cosformer.nn import Memory, build_norm
 
 logger = logging.get_logger(__name__)
@@ -92,6 +93,12 @@ class CosformerModel(CosformerPreTrainedModel):
         x = self._embed(input_ids, inputs_embeds)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)
+        if not output_hidden_states and cu_seqlens is None and cache is not None:
+            stepped = short_way(self, x, attention_mask, cache, encoder_hidden_states)
+            if stepped is not None:
+                return BaseModelOutputWithPastAndCrossAttentions(
+                    last_hidden_state=stepped, past_key_values=cache
+                )
         layout = self._layout(x, attention_mask, position_ids, cu_seqlens, cache)
         if layout.cu_seqlens is not None and cache is not None:
             if use_cache or past_key_values is not None:
@@ -125,6 +132,7 @@ class CosformerModel(CosformerPreTrainedModel):
                 if entry is not None:
                     # `seen` counts padding, where the attention cannot know better without a look at lengths.
                     entry.put(placed(state, after, layout.longest), memory_state, layout.columns)
+                    entry.made_with = (x.dtype, x.device)
                 if output_hidden_states:
                     hidden.append(layout.leave(x))
         if self.config.pre_norm:
@@ -211,14 +219,14 @@ class CosformerModel(CosformerPreTrainedModel):
         if attention_mask is None:
             layout = layouts.whole(batch, length, x.device, past)
         else:
-            mask = self._mask(attention_mask, batch, length, 0 if past is None else past.columns)
-            layout = layouts.padded(mask, past, self._limit)
+            mask = self.own_mask(attention_mask, batch, length, 0 if past is None else past.columns)
+            layout = layouts.padded(mask, past, self.limit)
         self._within(layout, cache)
         if position_ids is not None:
             layouts.check_positions(position_ids, layout)
         return layout
 
-    def _mask(self, mask: Tensor, batch: int, length: int, columns: int) -> Tensor:
+    def own_mask(self, mask: Tensor, batch: int, length: int, columns: int) -> Tensor:
         """The part of attention_mask that belongs to this call, as bool."""
         if mask.dim() != 2 or mask.shape != (batch, columns + length):
             raise ValueError(
@@ -238,12 +246,12 @@ class CosformerModel(CosformerPreTrainedModel):
         return own != 0
 
     @property
-    def _limit(self) -> int | None:
+    def limit(self) -> int | None:
         """The greatest length of a text; None: there is none."""
         return self.config.max_position_embeddings if self.bounded else None
 
     def _within(self, layout: Layout, cache: CosformerCache | None) -> Layout:
-        limit = self._limit
+        limit = self.limit
         if limit is not None and layout.longest > limit:
             assert self.config.horizon is not None
             raise HorizonError(
@@ -263,5 +271,5 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         if mask is None:
             return hidden, None
-        own = layouts.padded(self._mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
+        own = layouts.padded(self.own_mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
         return own.enter(hidden), own.real

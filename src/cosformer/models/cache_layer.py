@@ -1,0 +1,174 @@
+"""What a cache holds for one layer: a state, and the tensors that the next one is written to."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from cosformer.attention import State
+from cosformer.attention.base import placed
+from cosformer.models.layout import Past
+
+
+class StateLayer(CacheLayerMixin):
+    """The state of one layer, that of its cross-attention (the encoder's output, read once), and how many
+    columns went in, padding included.
+
+    States are values: what is read here stays as it is. A step of one token writes to a second set of tensors
+    of the layer's own, the two changing places; what somebody has read is not written to any more.
+
+    `made_with`: dtype and device of the hidden states that the model made the state with; None where it came
+    from elsewhere, and has to be looked at first.
+    """
+
+    # With True, generate() would hand the model a 4-D mask in place of the padding.
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, croppable: bool = False) -> None:
+        super().__init__()
+        self.is_croppable = croppable
+        self.reset()
+
+    def reset(self) -> None:
+        self._state: State | None = None
+        self._spare: State | None = None
+        self._read = False  # whether somebody else may hold the tensors of the state
+        self._at: tuple[Tensor, int] | None = None  # positions and `seen`, where the state does not say them
+        self.made_with: tuple[torch.dtype, torch.device] | None = None
+        self.memory: State | None = None
+        self.columns = 0
+        self.is_initialized = False
+
+    @property
+    def state(self) -> State | None:
+        if self._state is not None and self._at is not None:
+            self._state, self._at = placed(self._state, *self._at), None
+        self._read = True
+        return self._state
+
+    @state.setter
+    def state(self, state: State | None) -> None:
+        self._state, self._spare, self._at, self._read = state, None, None, True
+        self.made_with = None
+
+    def put(self, state: State | None, memory: State | None, columns: int) -> None:
+        """After a call that took so many more columns."""
+        self.state, self.memory = state, memory
+        self.columns += columns
+        self.is_initialized = True
+
+    def parts_for_step(self) -> tuple[State | None, State | None]:
+        """The state as it lies, its positions perhaps out of date, and tensors to write the next one to."""
+        return self._state, self._spare
+
+    def step(self, state: State, positions: Tensor, seen: int, *, reuse: bool) -> None:
+        """After one token a row; the next one of each row stands at `positions`, at most `seen`. With `reuse`
+        the next step may write to the tensors of the state before, where nobody else has them."""
+        self._spare = self._state if reuse and not self._read else None
+        self._state, self._at, self._read = state, (positions, seen), False
+        self.columns += 1
+
+    @property
+    def past(self) -> Past | None:
+        """Where the next token of each row stands; None before the first call."""
+        if self._state is None:
+            return None
+        positions, seen = self._at or (self._state.positions, self._state.seen)
+        return Past(positions, seen, self.columns)
+
+    @property
+    def content(self) -> tuple[State | None, State | None, int]:
+        """State, memory and columns: what `fill` takes."""
+        return self.state, self.memory, self.columns
+
+    def fill(self, state: State | None, memory: State | None, columns: int) -> None:
+        """As it was when this was its content."""
+        self.reset()
+        if state is not None:
+            self.put(state, memory, columns)
+
+    @property
+    def states(self) -> dict[str, State]:
+        found = {"state": self.state, "memory": self.memory}
+        return {name: state for name, state in found.items() if state is not None}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(0 if state is None else state.nbytes for state in (self._state, self.memory))
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.columns + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        return self.get_max_length()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        rows = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
+        self._each(lambda state: state.select(rows.to(state.positions.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._each(lambda state: state.repeat(repeats))
+
+    def _each(self, f: Callable[[State], State]) -> None:
+        """The states after f, which makes new tensors."""
+        made_with = self.made_with
+        for name, state in self.states.items():
+            setattr(self, name, f(state))
+        self.made_with, self._read = made_with, False
+
+    def offload(self) -> None:
+        if self.is_initialized:
+            self.device = next(iter(self.states.values())).positions.device
+            for name, state in self.states.items():
+                setattr(self, name, state.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        if self.is_initialized and hasattr(self, "device"):
+            for name, state in self.states.items():
+                setattr(self, name, state.to(self.device, non_blocking=True))
+
+    def check_crop(self, length: int) -> None:
+        """Raises if `crop` cannot remove these columns exactly."""
+        if length > 0:
+            raise ValueError(
+                f"crop takes a negative number, the columns to remove, but got {length}. To go back to a "
+                "certain point, take a snapshot() there and restore() it."
+            )
+        if length < 0 < self.columns + length and not hasattr(self.state, "crop"):
+            raise ValueError(
+                f"a {type(self.state).__name__} of constant size cannot forget its last {-length} tokens: "
+                "take a snapshot() of the cache before them, and restore() it."
+            )
+
+    def crop(self, length: int) -> None:
+        """Removes the last -length columns (length is negative or 0), exactly, or refuses."""
+        self.check_crop(length)
+        keep = self.columns + length
+        if length == 0:
+            return
+        if keep <= 0:
+            self.state, self.columns = None, 0
+            return  # the memory of a source stays: it does not belong to the text
+        cut: Any = self.state
+        self.state, self.columns = cut.crop(keep), keep
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("a layer of CosformerCache is filled by the model itself; it needs no preparation.")
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise TypeError(
+            "a CosformerCache holds states, not keys and values: it serves the models of cosformer.models "
+            "alone. Other models want transformers' DynamicCache."
+        )

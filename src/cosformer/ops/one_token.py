@@ -1,0 +1,149 @@
+"""One token a row behind a state, in plain PyTorch: a few operations, the same number whatever came before.
+
+With x' = ReLU(x) and phi(x) = [x' cos theta, x' sin theta] at the position of the token:
+
+    S += phi(k) v^T,   z += phi(k),   o = phi(q) S / max(phi(q) . z, eps)
+
+for heads without a window; for those with a window W, over the last W keys at distances d_j,
+
+    o = sum_j w_j v_j / max(sum_j w_j, eps),   w_j = (q' . k'_j) cos((pi/2) d_j/W)
+
+Nothing is validated here: who calls has done so once for all layers of a model.
+"""
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.angles import angle
+from cosformer.ops.state import CosformerState
+
+
+class StepWeights:
+    """The cosines of tokens at positions [B]: computed once, and shared by all layers of a call."""
+
+    def __init__(self, positions: Tensor):
+        self.positions = positions
+        self._phases: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._windows: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def phases(self, horizon: float, dtype: torch.dtype) -> Tensor:
+        """[cos, sin] of (pi/2) i / M: [B, 1, 2, 1]."""
+        found = self._phases.get((horizon, dtype))
+        if found is None:
+            theta = angle(self.positions, horizon)
+            found = torch.stack((theta.cos(), theta.sin()), -1).to(dtype)[:, None, :, None]
+            self._phases[horizon, dtype] = found
+        return found
+
+    def window(self, window: int, dtype: torch.dtype) -> Tensor:
+        """cos((pi/2) d/W) of the last W keys, oldest first: [W]."""
+        found = self._windows.get((window, dtype))
+        if found is None:
+            distance = torch.arange(window - 1, -1, -1, device=self.positions.device)
+            found = angle(distance, window).cos().to(dtype)
+            self._windows[window, dtype] = found
+        return found
+
+
+def empty_like(state: CosformerState) -> CosformerState:
+    """Room for a state of these shapes; `positions` and `seen` are those of `state`."""
+    fresh = torch.contiguous_format
+    return CosformerState(
+        torch.empty_like(state.numerator, memory_format=fresh),
+        torch.empty_like(state.denominator, memory_format=fresh),
+        state.positions,
+        state.seen,
+        state.horizon,
+        None if state.keys is None else torch.empty_like(state.keys, memory_format=fresh),
+        None if state.values is None else torch.empty_like(state.values, memory_format=fresh),
+        state.windows,
+    )
+
+
+def one_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: CosformerState,
+    into: CosformerState,
+    weights: StepWeights,
+    eps: float,
+) -> Tensor:
+    """o [B, 1, H, Dv] for q [B, 1, H, D], k [B, 1, Hk, D], v [B, 1, Hk, Dv]. The sums, keys and values after
+    the token are written to `into`, which may be `state` itself; positions are left alone."""
+    batch, _, heads, dim = q.shape
+    kv_heads, dtype = k.shape[2], state.numerator.dtype
+    of_q = q.to(dtype).relu().reshape(batch, kv_heads, heads // kv_heads, dim)
+    if state.windows is None:
+        assert state.horizon is not None
+        out = _sums(of_q, k[:, 0].to(dtype), v[:, 0].to(dtype), state, into, slice(None),
+                    weights.phases(state.horizon, dtype), eps)  # fmt: skip
+        return out.to(q.dtype).view(batch, 1, heads, -1)
+    assert state.keys is not None
+    assert state.values is not None
+    assert into.keys is not None
+    assert into.values is not None
+    parts: list[Tensor] = []
+    plain = row = 0
+    for first, last, window in _neighbours(state.windows):
+        heads_of, count = slice(first, last), last - first
+        if window is None:
+            assert state.horizon is not None
+            sums = slice(plain, plain + count)
+            out = _sums(of_q[:, heads_of], k[:, 0, heads_of].to(dtype), v[:, 0, heads_of].to(dtype), state,
+                        into, sums, weights.phases(state.horizon, dtype), eps)  # fmt: skip
+            plain += count
+        else:
+            rows = slice(row, row + count * (window - 1))
+            k_seen = _with_past(k[:, 0, heads_of], state.keys[:, rows], into.keys[:, rows])
+            v_seen = _with_past(v[:, 0, heads_of], state.values[:, rows], into.values[:, rows])
+            w = (of_q[:, heads_of] @ k_seen.to(dtype).relu().mT) * weights.window(window, dtype)
+            out = w @ v_seen.to(dtype) / w.sum(-1, keepdim=True).clamp_min(eps)
+            row = rows.stop
+        parts.append(out)
+    return torch.cat(parts, 1).to(q.dtype).view(batch, 1, heads, -1)
+
+
+def _sums(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: CosformerState,
+    into: CosformerState,
+    heads: slice,
+    phases: Tensor,
+    eps: float,
+) -> Tensor:
+    """o [B, Hn, G, Dv] of heads without a window: q [B, Hn, G, D], k [B, Hn, D], v [B, Hn, Dv]."""
+    numerator, denominator = into.numerator[:, heads], into.denominator[:, heads]
+    phi = k.relu().unsqueeze(2) * phases  # (B, Hn, 2, D)
+    outer = (phi.unsqueeze(-1), v[:, :, None, None])
+    if into is state:
+        denominator.add_(phi)
+        numerator.addcmul_(*outer)
+    else:
+        torch.add(state.denominator[:, heads], phi, out=denominator)
+        torch.addcmul(state.numerator[:, heads], *outer, out=numerator)
+    of_q = (q.unsqueeze(3) * phases.unsqueeze(2)).flatten(3)  # (B, Hn, G, 2D)
+    d = of_q @ denominator.flatten(2).unsqueeze(-1)
+    return of_q @ numerator.flatten(2, 3) / d.clamp_min(eps)
+
+
+def _with_past(new: Tensor, past: Tensor, into: Tensor) -> Tensor:
+    """The last W rows [B, n, W, .] of n heads: those carried, [B, n (W - 1), .], and the new one
+    [B, n, .]. The last W - 1 are written to `into`."""
+    shape = (new.shape[0], new.shape[1], past.shape[1] // new.shape[1], new.shape[2])
+    seen = torch.cat((past.reshape(shape), new.unsqueeze(2)), 2)
+    into.view(shape).copy_(seen[:, :, 1:])
+    return seen
+
+
+def _neighbours(windows: tuple[int | None, ...]) -> list[tuple[int, int, int | None]]:
+    """Runs of neighbouring heads with the same window: first head, one behind the last, window."""
+    found: list[tuple[int, int, int | None]] = []
+    for head, window in enumerate(windows):
+        if found and found[-1][2] == window:
+            found[-1] = (found[-1][0], head + 1, window)
+        else:
+            found.append((head, head + 1, window))
+    return found
