@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import Cache
 
 from cosformer.attention import State
@@ -14,6 +15,9 @@ from cosformer.models.cache_layer import StateLayer
 from cosformer.models.config import CosformerConfig
 from cosformer.models.layout import Past
 from cosformer.models.mixture import described
+
+if TYPE_CHECKING:
+    from cosformer.models.decoding import Decoding
 
 # What a state means depends on these, beside the attention and the number of layers.
 _OF_THE_MODEL = (
@@ -36,24 +40,49 @@ class CosformerCache(Cache):
 
     `generate()` makes one by itself. To keep it: `generate(..., past_key_values=cache)` fills the given
     one, and a later call with the same cache goes on from there.
+
+    Args:
+        config: of the model.
+        static: steps of one token may be compiled, over tensors that stay where they are: what
+            `generate(..., cache_implementation="static")` makes. Every layer needs a state of constant size.
     """
 
-    def __init__(self, config: CosformerConfig):
+    def __init__(self, config: CosformerConfig, *, static: bool = False):
         unable = config.lacking("recurrent")
         if unable is not None:
             raise ValueError(
                 f"attention {unable!r} carries no state, so there is nothing to cache: use "
                 "use_cache=False (the text is then computed again for each token)."
             )
-        super().__init__(layers=[StateLayer(growing) for growing in _decoding(config, config.growing_layers)])
+        if static:
+            _check_static(config)
+        growing = _decoding(config, config.growing_layers)
+        super().__init__(layers=[StateLayer(grows, static) for grows in growing])
+        self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
         self.attention = _decoding(config, config.attention_names)
         self.has_convolution = config.conv_size is not None
         self.made_for = {name: getattr(config, name) for name in _OF_THE_MODEL}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy: the compiled steps belong to the model, and are not copied with it."""
+        return {**self.__dict__, "decoding": None}
 
     @property
     def past(self) -> Past | None:
         """Where the next tokens stand; None before the first call."""
         return self.layers[0].past
+
+    @property
+    def seen(self) -> int:
+        """Tokens of the longest row, at most; 0 before the first call."""
+        return self.layers[0].seen
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.decoding is None or not self.decoding.select(self, indices):
+            super().batch_select_indices(indices)
 
     @property
     def nbytes(self) -> int:
@@ -118,6 +147,21 @@ class CosformerCache(Cache):
             for name, state in layer.states.items():
                 setattr(layer, name, state.to(device))
         return self
+
+
+def _check_static(config: CosformerConfig) -> None:
+    """Raises where the steps of a model cannot be compiled over tensors of constant size."""
+    grows = config.lacking("constant_state")
+    if config.is_encoder_decoder or grows is not None:
+        why = (
+            "an encoder-decoder decodes without compilation"
+            if grows is None
+            else f"the state of attention {grows!r} grows with the text"
+        )
+        raise ValueError(
+            f'static (cache_implementation="static") must be left out for this model: {why}, and '
+            "compiled steps need states of constant size."
+        )
 
 
 def layers_that_decode(config: CosformerConfig) -> int:

@@ -1,6 +1,7 @@
 """What a cache holds for one layer: a state, and the tensors that the next one is written to."""
 
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -17,25 +18,27 @@ class StateLayer(CacheLayerMixin):
     columns went in, padding included.
 
     States are values: what is read here stays as it is. A step of one token writes to a second set of tensors
-    of the layer's own, the two changing places; what somebody has read is not written to any more.
+    of the layer's own, the two changing places; what somebody has read is not written to any more. While
+    steps are compiled, the state lies in tensors of the model that every step overwrites (`lend`), and
+    reading it gives a copy.
 
     `made_with`: dtype and device of the hidden states that the model made the state with; None where it came
     from elsewhere, and has to be looked at first.
     """
 
-    # With True, generate() would hand the model a 4-D mask in place of the padding.
-    is_compileable = False
     is_sliding = False
 
-    def __init__(self, croppable: bool = False) -> None:
+    def __init__(self, croppable: bool = False, static: bool = False) -> None:
         super().__init__()
-        self.is_croppable = croppable
+        self.is_croppable, self.is_compileable = croppable, static
         self.reset()
 
     def reset(self) -> None:
         self._state: State | None = None
         self._spare: State | None = None
         self._read = False  # whether somebody else may hold the tensors of the state
+        self._lent = False
+        self._lost = False
         self._at: tuple[Tensor, int] | None = None  # positions and `seen`, where the state does not say them
         self.made_with: tuple[torch.dtype, torch.device] | None = None
         self.memory: State | None = None
@@ -44,15 +47,19 @@ class StateLayer(CacheLayerMixin):
 
     @property
     def state(self) -> State | None:
+        self._check()
         if self._state is not None and self._at is not None:
-            self._state, self._at = placed(self._state, *self._at), None
+            state = placed(self._state, *self._at)
+            if self._lent:
+                return state.clone()
+            self._state, self._at = state, None
         self._read = True
         return self._state
 
     @state.setter
     def state(self, state: State | None) -> None:
         self._state, self._spare, self._at, self._read = state, None, None, True
-        self.made_with = None
+        self._lent, self.made_with = False, None
 
     def put(self, state: State | None, memory: State | None, columns: int) -> None:
         """After a call that took so many more columns."""
@@ -62,22 +69,64 @@ class StateLayer(CacheLayerMixin):
 
     def parts_for_step(self) -> tuple[State | None, State | None]:
         """The state as it lies, its positions perhaps out of date, and tensors to write the next one to."""
+        self._check()
         return self._state, self._spare
 
     def step(self, state: State, positions: Tensor, seen: int, *, reuse: bool) -> None:
         """After one token a row; the next one of each row stands at `positions`, at most `seen`. With `reuse`
         the next step may write to the tensors of the state before, where nobody else has them."""
-        self._spare = self._state if reuse and not self._read else None
-        self._state, self._at, self._read = state, (positions, seen), False
+        self._spare = self._state if reuse and not (self._read or self._lent) else None
+        self._state, self._at, self._read, self._lent = state, (positions, seen), False, False
         self.columns += 1
+
+    def lend(self, room: State, positions: Tensor) -> None:
+        """Puts the state into the tensors of `room`, which are overwritten from now on; positions [B] of the
+        next tokens are kept by whoever does so."""
+        if self._state is not room:
+            assert self._state is not None
+            overwrite(room, self._state)
+            self._at = (positions, self.seen)
+            self._state, self._spare, self._lent = room, None, True
+
+    def lent_step(self) -> None:
+        """After one token a row that was written over the state that was lent."""
+        assert self._at is not None
+        self._at = (self._at[0], self._at[1] + 1)
+        self.columns += 1
+
+    def take_back(self, room: State) -> None:
+        """Has its own copy of what it lent, if that lies in `room`."""
+        if self._state is room and not self._lost:
+            made_with = self.made_with
+            self.state = self.state
+            self.made_with = made_with
+
+    def lose(self) -> None:
+        """What was lent was left halfway: there is no way back to it."""
+        self._lost = True
+
+    def _check(self) -> None:
+        if self._lost:
+            raise ValueError(
+                "a compiled step of this cache was interrupted: its states may be those of before or after "
+                "that token. restore() an earlier snapshot(), or read the text again with a new cache."
+            )
+
+    @property
+    def seen(self) -> int:
+        """Tokens of the longest row, at most; 0 before the first call."""
+        if self._at is not None:
+            return self._at[1]
+        return 0 if self._state is None else self._state.seen
 
     @property
     def past(self) -> Past | None:
         """Where the next token of each row stands; None before the first call."""
+        self._check()
         if self._state is None:
             return None
-        positions, seen = self._at or (self._state.positions, self._state.seen)
-        return Past(positions, seen, self.columns)
+        positions = self._state.positions if self._at is None else self._at[0]
+        return Past(positions.clone() if self._lent else positions, self.seen, self.columns)
 
     @property
     def content(self) -> tuple[State | None, State | None, int]:
@@ -122,11 +171,11 @@ class StateLayer(CacheLayerMixin):
         self._each(lambda state: state.repeat(repeats))
 
     def _each(self, f: Callable[[State], State]) -> None:
-        """The states after f, which makes new tensors."""
+        """The states after f, a choice of rows."""
         made_with = self.made_with
         for name, state in self.states.items():
             setattr(self, name, f(state))
-        self.made_with, self._read = made_with, False
+        self.made_with = made_with
 
     def offload(self) -> None:
         if self.is_initialized:
@@ -172,3 +221,16 @@ class StateLayer(CacheLayerMixin):
             "a CosformerCache holds states, not keys and values: it serves the models of cosformer.models "
             "alone. Other models want transformers' DynamicCache."
         )
+
+
+def overwrite(room: State, state: State) -> None:
+    """The tensors of a state, all but its positions, into those of another of the same shapes."""
+    for field in fields(room):
+        if field.name == "positions":
+            continue
+        old, new = getattr(room, field.name), getattr(state, field.name)
+        if isinstance(old, Tensor):
+            if old is not new:
+                old.copy_(new)
+        elif is_dataclass(old):
+            overwrite(old, new)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Generation with a state a layer in place of keys and values."""
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 from transformers import GenerationMixin
@@ -10,7 +10,11 @@ from transformers.utils import logging
 
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
+from cosformer.models.decoding import Decoding
 from cosformer.models.horizon import HorizonError
+
+if TYPE_CHECKING:
+    from cosformer.models.language import CosformerForCausalLM
 
 logger = logging.get_logger(__name__)
 
@@ -19,6 +23,7 @@ class StatefulGenerationMixin(GenerationMixin):
     """`generate()` for the models of the family."""
 
     config: CosformerConfig
+    _decoding: Decoding | None
 
     def _prepare_cache_for_generation(
         self,
@@ -29,10 +34,12 @@ class StatefulGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> None:
         config = self.config
-        if generation_config.cache_implementation is not None:
+        static = generation_config.cache_implementation == "static"
+        if generation_config.cache_implementation is not None and not static:
             raise ValueError(
-                f"cache_implementation must be left out, but got {generation_config.cache_implementation!r}: "
-                "the model brings its own cache, a state for each layer."
+                'cache_implementation must be left out, or "static" for compiled steps, but got '
+                f"{generation_config.cache_implementation!r}: the model brings its own cache, a state for "
+                "each layer."
             )
         if (
             generation_mode == GenerationMode.ASSISTED_GENERATION
@@ -59,6 +66,7 @@ class StatefulGenerationMixin(GenerationMixin):
                     "snapshot()."
                 )
             given._is_user_defined = True
+            self._compile_steps(given, generation_config, model_kwargs)
             return
         if generation_config.use_cache is False:
             return
@@ -69,7 +77,24 @@ class StatefulGenerationMixin(GenerationMixin):
             )
             generation_config.use_cache = False
             return
-        model_kwargs["past_key_values"] = CosformerCache(config)
+        cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static)
+        self._compile_steps(cache, generation_config, model_kwargs)
+
+    def _compile_steps(
+        self, cache: CosformerCache, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> None:
+        """Gives a static cache the model's compiled steps, on the devices where transformers compiles."""
+        if not cache.is_compileable or not self._valid_auto_compile_criteria(model_kwargs, generation_config):
+            return
+        settings = (generation_config.compile_config or self._default_compile_config()).to_dict()
+        if self._decoding is None or self._decoding.settings != settings:
+            self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
+        cache.decoding = self._decoding
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
+        """The padding as it is: no model of the family looks at a 4-D mask."""
+        return attention_mask
 
     @cached_property
     def _bounded(self) -> bool:
@@ -95,8 +120,10 @@ class StatefulGenerationMixin(GenerationMixin):
         new, mask = prepared.get(f"{prefix}input_ids"), prepared.get(f"{prefix}attention_mask")
         new = prepared["inputs_embeds"] if new is None else new
         cache = prepared.get("past_key_values")
-        past = None if cache is None else cache.past
-        length = new.shape[1] + (0 if past is None else past.seen)
+        length = new.shape[1] + (0 if cache is None else cache.seen)
+        generated = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
+        if generated and cache is not None and cache.decoding is not None:
+            prepared.pop(f"{prefix}attention_mask", None)  # what was generated is real
         limit = self.config.max_position_embeddings
         if length <= limit or not self._bounded:
             return prepared

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from cosformer.attention import State
 from cosformer.models.cache import CosformerCache
-from cosformer.nn import Block, Memory, TokenStep
+from cosformer.nn import Block, Memory
+from cosformer.nn.state import TokenStep
 from cosformer.ops.one_token import StepWeights
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from cosformer.nn.gate import OutputGate
 from cosformer.nn.multihead import MultiheadAttention
 from cosformer.nn.norm import build_norm
 from cosformer.nn.one_vs_each import one_vs_each_loss
-from cosformer.nn.state import ConvolvedState, TokenStep
+from cosformer.nn.state import ConvolvedState
 
 __all__ = [
     "Block",
@@ -20,7 +20,6 @@ __all__ = [
     "MultiheadAttention",
     "OutputGate",
     "ShortConvolution",
-    "TokenStep",
     "build_norm",
     "one_vs_each_loss",
 ]

@@ -1,4 +1,5 @@
-"""One token a row behind a state, in plain PyTorch: a few operations, the same number whatever came before.
+"""One token a row behind a state: on CUDA devices a kernel, else a few operations of PyTorch, the same number
+whatever came before.
 
 With x' = ReLU(x) and phi(x) = [x' cos theta, x' sin theta] at the position of the token:
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.angles import angle
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.backends import can_serve
 from cosformer.ops.state import CosformerState
 
 
@@ -47,17 +50,22 @@ class StepWeights:
 
 def empty_like(state: CosformerState) -> CosformerState:
     """Room for a state of these shapes; `positions` and `seen` are those of `state`."""
-    fresh = torch.contiguous_format
-    return CosformerState(
-        torch.empty_like(state.numerator, memory_format=fresh),
-        torch.empty_like(state.denominator, memory_format=fresh),
-        state.positions,
-        state.seen,
-        state.horizon,
-        None if state.keys is None else torch.empty_like(state.keys, memory_format=fresh),
-        None if state.values is None else torch.empty_like(state.values, memory_format=fresh),
-        state.windows,
-    )
+
+    def room(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    # Tensors made in inference mode could not be written to outside of it.
+    with torch.inference_mode(False):
+        return CosformerState(
+            room(state.numerator),
+            room(state.denominator),
+            state.positions,
+            state.seen,
+            state.horizon,
+            None if state.keys is None else room(state.keys),
+            None if state.values is None else room(state.values),
+            state.windows,
+        )
 
 
 def one_token(
@@ -71,6 +79,10 @@ def one_token(
 ) -> Tensor:
     """o [B, 1, H, Dv] for q [B, 1, H, D], k [B, 1, Hk, D], v [B, 1, Hk, Dv]. The sums, keys and values after
     the token are written to `into`, which may be `state` itself; positions are left alone."""
+    if q.is_cuda:
+        args = _args(q, k, v, into, weights.positions, eps)
+        if can_serve("triton", args, state.seen):
+            return _by_kernel(args, state, into)
     batch, _, heads, dim = q.shape
     kv_heads, dtype = k.shape[2], state.numerator.dtype
     of_q = q.to(dtype).relu().reshape(batch, kv_heads, heads // kv_heads, dim)
@@ -102,6 +114,28 @@ def one_token(
             row = rows.stop
         parts.append(out)
     return torch.cat(parts, 1).to(q.dtype).view(batch, 1, heads, -1)
+
+
+def _args(
+    q: Tensor, k: Tensor, v: Tensor, state: CosformerState, positions: Tensor, eps: float
+) -> AttentionArgs:
+    windows = None if state.windows is None else tuple(w or 0 for w in state.windows)
+    return AttentionArgs(
+        q, k, v, None, None, state.numerator, state.denominator, positions, True, 0, state.horizon, eps, True,
+        False, state.keys, state.values, windows,
+    )  # fmt: skip
+
+
+def _by_kernel(args: AttentionArgs, state: CosformerState, into: CosformerState) -> Tensor:
+    """The kernel works in place: what it is to write elsewhere goes there first."""
+    from cosformer.ops.triton.token_op import step_token
+
+    if into is not state:
+        for name in ("numerator", "denominator", "keys", "values"):
+            old, new = getattr(state, name), getattr(into, name)
+            if new is not None:
+                new.copy_(old)
+    return step_token(args)
 
 
 def _sums(
