@@ -20,6 +20,8 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.backends import can_serve
 from cosformer.ops.state import CosformerState
 
+USE_KERNEL = True  # on CUDA devices; a compiler may fuse the plain operations instead
+
 
 class StepWeights:
     """The cosines of tokens at positions [B]: computed once, and shared by all layers of a call."""
@@ -79,7 +81,7 @@ def one_token(
 ) -> Tensor:
     """o [B, 1, H, Dv] for q [B, 1, H, D], k [B, 1, Hk, D], v [B, 1, Hk, Dv]. The sums, keys and values after
     the token are written to `into`, which may be `state` itself; positions are left alone."""
-    if q.is_cuda:
+    if q.is_cuda and USE_KERNEL:
         args = _args(q, k, v, into, weights.positions, eps)
         if can_serve("triton", args, state.seen):
             return _by_kernel(args, state, into)
