@@ -1,6 +1,6 @@
 """Time a token through `model.generate`, by each way that a step can take: the general one, the short one,
-and compiled (with the decoding kernel, and with plain operations). Tokens are compared first, in float32, with
-those of no cache. Prints one JSON object."""
+and compiled (with the decoding kernel, and with plain operations). Tokens are compared first, in float32,
+with those of no cache. Prints one JSON object."""
 
 import gc
 import json

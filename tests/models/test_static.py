@@ -7,18 +7,29 @@ import torch
 from torch._dynamo.utils import counters
 from transformers.generation.configuration_utils import CompileConfig
 
-from cosformer.models import CosformerCache, CosformerForCausalLM, HorizonError
-from tests.models.tiny import PADDINGS, build, close, padded_batch, tokens
+from cosformer.models import (
+    CosformerCache,
+    CosformerForCausalLM,
+    CosformerForConditionalGeneration,
+    HorizonError,
+    generation,
+)
+from tests.models.test_step import numbers
+from tests.models.tiny import PADDINGS, build, close, having, padded_batch, tokens
 
 NEW = 12
 MODELS = {
-    "rotary": {"position": "rotary", "num_key_value_heads": 2},
+    "rotary": {"position": "rotary", "num_key_value_heads": 2, "num_hidden_layers": 1},
     "windows, conv, gate, norms": {
         "attention_parameters": {"windows": [1, 3, 3, None]}, "conv_size": 3, "output_gate": "silu",
         "output_norm": True, "qk_norm": True, "num_hidden_layers": 1,
     },
     "mixed": {"attention": ["cosformer", "rfa"], "attention_parameters": [{}, {"gate": True}],
               "position": "learned", "pre_norm": False},
+    "softmax among others": {"attention": ["softmax", "cosformer"], "position": "rotary"},
+    "local, conv": {"attention": "local", "conv_size": 2, "num_hidden_layers": 1},
+    "softmax, windows": {"attention": "softmax", "attention_parameters": {"windows": [2, None, 5, 5]},
+                         "num_hidden_layers": 1},
 }  # fmt: skip
 
 
@@ -77,31 +88,37 @@ def test_every_mode_and_batch_size():
     assert found == [1, 1, 1, 1, 2]
 
 
+@having(recurrent=True, causal=True)
 @torch.no_grad()
-def test_200_tokens_in_float32():
-    """Through the compiler's functional form, which a graph that overwrites its inputs has to survive."""
-    net = build(CosformerForCausalLM, torch.float32, max_position_embeddings=256, **MODELS["rotary"])
-    ids = tokens(2, 9)
-    out = generate(net, ids, max_new_tokens=200, min_new_tokens=200, **compiled("aot_eager"))
-    found = net(out, use_cache=False).logits[:, 8:-1].argmax(-1)
-    assert torch.equal(found, out[:, 9:])
+def test_200_tokens_are_those_of_no_cache(mechanism):
+    """Greedy, float32, rows padded. That of cosFormer goes through the compiler's functional form, which a
+    graph that overwrites its inputs has to survive."""
+    sizes = {"num_hidden_layers": 1, "max_position_embeddings": 256}
+    net = build(CosformerForCausalLM, torch.float32, attention=mechanism, **sizes)
+    ids, mask, rows = padded_batch(PADDINGS["inside"])
+    long = {"max_new_tokens": 200, "min_new_tokens": 200, "attention_mask": mask}
+    out = generate(net, ids, **long, **compiled("aot_eager" if mechanism == "cosformer" else "eager"))
+    for row, own in zip(rows, out[:, 12:], strict=True):
+        text = torch.cat([row, own])[None]
+        assert torch.equal(net(text, use_cache=False).logits[0, len(row) - 1 : -1].argmax(-1), own)
     assert graphs() == 1
 
 
+@pytest.mark.parametrize("kind", ["windows, conv, gate, norms", "softmax among others", "local, conv"])
 @torch.no_grad()
-def test_what_somebody_holds_stays_as_it_is():
-    net = build(CosformerForCausalLM, **MODELS["windows, conv, gate, norms"])
+def test_what_somebody_holds_stays_as_it_is(kind):
+    net = build(CosformerForCausalLM, **MODELS[kind])
     ids = tokens(2, 6)
     cache = generate(net, ids, return_dict_in_generate=True, **compiled()).past_key_values
     assert cache.is_compileable
     assert cache.get_seq_length() == 6 + NEW - 1
     kept, state, past = cache.snapshot(), cache.layers[0].state, cache.past
     twin = copy.deepcopy(cache)
-    numbers = state.attention.numerator.clone()
+    before = numbers(state)
     more = tokens(2, 3)
     first = torch.cat([net(more[:, t : t + 1], past_key_values=cache).logits.clone() for t in range(3)], 1)
     assert graphs() == 1
-    assert torch.equal(state.attention.numerator, numbers)
+    assert all(map(torch.equal, numbers(state), before))
     assert state.seen == past.seen == past.positions.max() == 6 + NEW - 1
     assert cache.layers[0].state.positions.tolist() == [6 + NEW + 2] * 2
     close(net(more, past_key_values=twin).logits, first)
@@ -115,7 +132,7 @@ def test_what_somebody_holds_stays_as_it_is():
 @torch.no_grad()
 def test_two_caches_take_turns():
     """The tensors of the graph belong to one cache at a time: the other one gets its states back."""
-    net = build(CosformerForCausalLM, **MODELS["rotary"])
+    net = build(CosformerForCausalLM, **MODELS["softmax among others"])
     texts, more = [tokens(2, 5), tokens(2, 8)], tokens(2, 6)
     caches = [
         generate(net, ids, return_dict_in_generate=True, max_new_tokens=2, min_new_tokens=2, **compiled())
@@ -141,7 +158,6 @@ def test_rows_come_and_go():
         (lambda c: c.reorder_cache(torch.tensor([1, 0])), [1, 0]),
         (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
         (lambda c: c.batch_select_indices(torch.tensor([False, True])), [1]),
-        (lambda c: c.batch_repeat_interleave(2), [0, 0, 1, 1]),
     ):
         for own in (cache, plain):
             own.restore(kept)
@@ -174,6 +190,45 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch):
     close(net(token, past_key_values=cache).logits, wanted)
 
 
+@torch.no_grad()
+def test_a_state_that_grows_out_of_its_room(monkeypatch):
+    """Behind the room a step is not compiled; a later call of generate() has a larger one."""
+    monkeypatch.setattr(generation, "SHORTEST_ROOM", 8)
+    net = build(CosformerForCausalLM, **MODELS["softmax among others"])
+    ids, more = tokens(2, 5), tokens(2, 6)
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
+    short = {"max_new_tokens": 3, "min_new_tokens": 3}
+    first = generate(net, ids, attention_mask=mask, return_dict_in_generate=True, **short, **compiled())
+    cache, text, mask = first.past_key_values, first.sequences[:, :-1], torch.cat([mask, torch.ones(2, 2)], 1)
+    assert cache.capacity == 8
+    for t in range(6):
+        text, mask = torch.cat([text, more[:, t : t + 1]], 1), torch.cat([mask, torch.ones(2, 1)], 1)
+        expected = net(text, attention_mask=mask, use_cache=False).logits[:, -1:]
+        close(net(more[:, t : t + 1], past_key_values=cache).logits, expected)
+    assert graphs() == 1
+    text, mask = torch.cat([text, more[:, :1]], 1), torch.cat([mask, torch.ones(2, 1)], 1)
+    expected = generate(net, text, attention_mask=mask)
+    own = {"attention_mask": mask, "past_key_values": cache, **compiled()}
+    del own["cache_implementation"]  # it is the cache that is static
+    assert torch.equal(generate(net, text, **own), expected)
+    assert cache.capacity == 32
+    assert graphs() == 2
+
+
+@torch.no_grad()
+def test_cutting_what_was_compiled():
+    """Padding keeps its columns: those that go are those of every row."""
+    net = build(CosformerForCausalLM, attention="softmax", num_hidden_layers=1)
+    ids, mask, _ = padded_batch(PADDINGS["right"])
+    result = generate(net, ids, attention_mask=mask, return_dict_in_generate=True, **compiled())
+    text = result.sequences[:, :-1]
+    mask = torch.cat([mask, torch.ones(2, NEW - 1)], 1)
+    cut = NEW + 1  # two columns of the prompt too
+    result.past_key_values.crop(-cut)
+    again = net(text[:, -cut:], attention_mask=mask, past_key_values=result.past_key_values).logits
+    close(again[:, 2:], net(text, attention_mask=mask, use_cache=False).logits[:, 2 - cut :])
+
+
 def test_the_end_of_the_text():
     net = build(CosformerForCausalLM, max_position_embeddings=20)
     ids = tokens(2, 8)
@@ -183,19 +238,15 @@ def test_the_end_of_the_text():
 
 
 def test_where_steps_are_not_compiled():
-    """Without being asked, on a CPU, and where a state grows."""
+    """Without being asked, on a CPU, and for an encoder-decoder."""
     net, ids = build(CosformerForCausalLM), tokens(2, 5)
     expected = generate(net, ids)
     assert torch.equal(generate(net, ids, cache_implementation="static"), expected)
     assert torch.equal(generate(net, ids, compile_config=compiled()["compile_config"]), expected)
     assert graphs() == 0
-    for change, why in (
-        ({"attention": ["cosformer", "softmax"]}, "the state of attention 'softmax' grows with the text"),
-        ({"attention": "local"}, "the state of attention 'local' grows"),
-    ):
-        other = build(CosformerForCausalLM, **change)
-        with pytest.raises(ValueError, match=rf"must be left out for this model: {why}"):
-            generate(other, ids, cache_implementation="static")
+    source = build(CosformerForConditionalGeneration)
+    with pytest.raises(ValueError, match="must be left out for an encoder-decoder"):
+        generate(source, ids, cache_implementation="static")
     with pytest.raises(ValueError, match=r"cache_implementation must be left out, or \"static\""):
         generate(net, ids, cache_implementation="offloaded_static")
 

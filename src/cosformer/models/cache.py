@@ -44,7 +44,7 @@ class CosformerCache(Cache):
     Args:
         config: of the model.
         static: steps of one token may be compiled, over tensors that stay where they are: what
-            `generate(..., cache_implementation="static")` makes. Every layer needs a state of constant size.
+            `generate(..., cache_implementation="static")` makes.
     """
 
     def __init__(self, config: CosformerConfig, *, static: bool = False):
@@ -54,11 +54,15 @@ class CosformerCache(Cache):
                 f"attention {unable!r} carries no state, so there is nothing to cache: use "
                 "use_cache=False (the text is then computed again for each token)."
             )
-        if static:
-            _check_static(config)
+        if static and config.is_encoder_decoder:
+            raise ValueError(
+                'static (cache_implementation="static") must be left out for an encoder-decoder, whose steps '
+                "are not compiled."
+            )
         growing = _decoding(config, config.growing_layers)
         super().__init__(layers=[StateLayer(grows, static) for grows in growing])
         self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
+        self.capacity = 0  # tokens of a row that compiled steps have room for, where a state grows
         self.attention = _decoding(config, config.attention_names)
         self.has_convolution = config.conv_size is not None
         self.made_for = {name: getattr(config, name) for name in _OF_THE_MODEL}
@@ -147,21 +151,6 @@ class CosformerCache(Cache):
             for name, state in layer.states.items():
                 setattr(layer, name, state.to(device))
         return self
-
-
-def _check_static(config: CosformerConfig) -> None:
-    """Raises where the steps of a model cannot be compiled over tensors of constant size."""
-    grows = config.lacking("constant_state")
-    if config.is_encoder_decoder or grows is not None:
-        why = (
-            "an encoder-decoder decodes without compilation"
-            if grows is None
-            else f"the state of attention {grows!r} grows with the text"
-        )
-        raise ValueError(
-            f'static (cache_implementation="static") must be left out for this model: {why}, and '
-            "compiled steps need states of constant size."
-        )
 
 
 def layers_that_decode(config: CosformerConfig) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from transformers.cache_utils import CacheLayerMixin
 
 from cosformer.attention import State
 from cosformer.attention.base import placed
+from cosformer.attention.growing import GrowingState
 from cosformer.models.layout import Past
+from cosformer.nn import ConvolvedState
 
 
 class StateLayer(CacheLayerMixin):
@@ -49,10 +51,9 @@ class StateLayer(CacheLayerMixin):
     def state(self) -> State | None:
         self._check()
         if self._state is not None and self._at is not None:
-            state = placed(self._state, *self._at)
             if self._lent:
-                return state.clone()
-            self._state, self._at = state, None
+                return value_of(self._state, self.columns, *self._at)
+            self._state, self._at = placed(self._state, *self._at), None
         self._read = True
         return self._state
 
@@ -68,9 +69,14 @@ class StateLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def parts_for_step(self) -> tuple[State | None, State | None]:
-        """The state as it lies, its positions perhaps out of date, and tensors to write the next one to."""
+        """The state, its positions perhaps out of date, and tensors to write the next one to."""
+        return (self.state, None) if self._lent else (self._state, self._spare)
+
+    @property
+    def lying(self) -> State | None:
+        """The state as it lies: in the room that it was lent to, or the state itself."""
         self._check()
-        return self._state, self._spare
+        return self._state
 
     def step(self, state: State, positions: Tensor, seen: int, *, reuse: bool) -> None:
         """After one token a row; the next one of each row stands at `positions`, at most `seen`. With `reuse`
@@ -84,7 +90,7 @@ class StateLayer(CacheLayerMixin):
         next tokens are kept by whoever does so."""
         if self._state is not room:
             assert self._state is not None
-            overwrite(room, self._state)
+            write_to_room(self._state, room)
             self._at = (positions, self.seen)
             self._state, self._spare, self._lent = room, None, True
 
@@ -223,8 +229,10 @@ class StateLayer(CacheLayerMixin):
         )
 
 
-def overwrite(room: State, state: State) -> None:
+def overwrite(room: Any, state: Any) -> None:
     """The tensors of a state, all but its positions, into those of another of the same shapes."""
+    if room is state:
+        return
     for field in fields(room):
         if field.name == "positions":
             continue
@@ -233,4 +241,25 @@ def overwrite(room: State, state: State) -> None:
             if old is not new:
                 old.copy_(new)
         elif is_dataclass(old):
-            overwrite(old, new)  # type: ignore[arg-type]
+            overwrite(old, new)
+
+
+def write_to_room(state: Any, room: Any) -> None:
+    """Puts a state into a room for such states."""
+    if isinstance(state, ConvolvedState):
+        room.inputs.copy_(state.inputs)
+        write_to_room(state.attention, room.attention)
+    elif isinstance(state, GrowingState):
+        state.write_to(room)
+    else:
+        overwrite(room, state)
+
+
+def value_of(room: Any, columns: int, positions: Tensor, seen: int) -> State:
+    """The state that lies in a room, as a copy."""
+    if isinstance(room, ConvolvedState):
+        return ConvolvedState(value_of(room.attention, columns, positions, seen), room.inputs.clone())
+    if isinstance(room, GrowingState):
+        return cast(State, room.value(columns, positions, seen))
+    state: State = placed(room, positions, seen).clone()
+    return state

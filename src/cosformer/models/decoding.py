@@ -3,22 +3,25 @@ they are captured once and replayed for each token.
 
 The tensors belong to the model, for one batch size at a time, and are lent to one cache at a time: a second
 generation of the same batch size finds the graph as it was captured. A cache whose place another one takes
-gets its own copies first.
+gets its own copies first. States that grow (softmax) have room for as many tokens as the cache was asked to
+hold; behind those a step is not compiled any more.
 """
 
 import operator
 import weakref
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from cosformer.attention import State
+from cosformer.attention.growing import GrowingState
 from cosformer.models.cache import CosformerCache
 from cosformer.models.cache_layer import overwrite
 from cosformer.models.step import through_layers
+from cosformer.nn import ConvolvedState
 
 if TYPE_CHECKING:
     from cosformer.models.language import CosformerForCausalLM
@@ -37,6 +40,8 @@ class Decoding:
         self.call = torch.compile(_token, **settings)
         self.states: list[State] = []
         self.positions: Tensor | None = None
+        self.column = torch.empty(0)
+        self.columns = 0  # that states which grow have room for
         self._owner: weakref.ref[CosformerCache] | None = None
 
     def step(self, ids: Tensor, cache: CosformerCache) -> Tensor | None:
@@ -54,14 +59,15 @@ class Decoding:
             or any(entry.made_with != (like.dtype, device) for entry in cache.layers)
         ):
             return None
-        positions = self._settle(cache)
-        if ids.shape[0] != positions.shape[0]:
+        rows = cache.layers[0].lying
+        if rows is None or rows.batch != ids.shape[0] or not self._has_room(cache):
             return None
+        positions = self._settle(cache)
         base.check_ids(ids)
         if ids.stride() != (1, 1):  # a slice: a graph is compiled for strides too
             ids = ids.clone(memory_format=torch.contiguous_format)
         try:
-            logits: Tensor = self.call(self.model, ids, positions, self.states)
+            logits: Tensor = self.call(self.model, ids, positions, self.column, self.states)
         except BaseException:
             for entry in cache.layers:
                 entry.lose()
@@ -86,39 +92,52 @@ class Decoding:
     def _lies_here(self, cache: CosformerCache) -> bool:
         return self._owner is not None and self._owner() is cache
 
+    def _has_room(self, cache: CosformerCache) -> bool:
+        """Whether there is a place for one column more: states that grow have a fixed number here."""
+        return not any(map(_growing, cache.layers)) or cache.layers[0].columns < cache.capacity
+
     def _settle(self, cache: CosformerCache) -> Tensor:
         """Puts the states of the cache into the tensors of the graph; the positions of its next tokens."""
-        found = [entry.parts_for_step()[0] for entry in cache.layers]
-        positions = self.positions
-        if positions is not None and all(map(operator.is_, found, self.states)):
+        found = [entry.lying for entry in cache.layers]
+        positions, enough = self.positions, self.columns >= cache.capacity
+        if positions is not None and enough and all(map(operator.is_, found, self.states)):
             return positions
-        past = cache.past
-        assert past is not None
         previous = None if self._owner is None else self._owner()
-        if previous is not None and previous is not cache:
+        if previous is not None and not (previous is cache and enough):
             for entry, state in zip(previous.layers, self.states, strict=True):
                 entry.take_back(state)
         self._owner = weakref.ref(cache)
-        if positions is None or not _same(self.states, found):
+        found = [entry.lying for entry in cache.layers]
+        past = cache.past
+        assert past is not None
+        if positions is None or not enough or not all(map(_fits, self.states, found)):
             # Tensors made in inference mode could not be written to outside of it.
             with torch.inference_mode(False):
                 self.positions = positions = _fixed(torch.empty_like(past.positions))
-                self.states = [_room(state, positions) for state in found]
+                self.column = _fixed(torch.empty_like(past.positions[:1]))
+                self.columns = cache.capacity
+                self.states = [_room(state, positions, self.columns) for state in found]
         if found[0] is not self.states[0]:
             positions.copy_(past.positions)
+            self.column.fill_(past.columns)
         for entry, state in zip(cache.layers, self.states, strict=True):
             entry.lend(state, positions)
         return positions
 
 
-def _token(model: "CosformerForCausalLM", ids: Tensor, positions: Tensor, states: Sequence[State]) -> Tensor:
-    """Logits [B, 1, vocabulary]; the states and positions [B] after the token take the place of those before
-    it."""
+def _token(
+    model: "CosformerForCausalLM", ids: Tensor, positions: Tensor, column: Tensor, states: Sequence[State]
+) -> Tensor:
+    """Logits [B, 1, vocabulary]; states, positions [B] and column [1] after the token take the place of those
+    before it."""
     x = model.model.embed_tokens(ids)
-    x, after = through_layers(model.model, x, positions, 0, [(state, state) for state in states])
+    x, after = through_layers(
+        model.model, x, positions, 0, [(state, state) for state in states], column=column
+    )
     for state, new in zip(states, after, strict=True):
         overwrite(state, new)
     positions.add_(1)
+    column.add_(1)
     return model.lm_head(x)
 
 
@@ -128,34 +147,37 @@ def _fixed(x: Tensor) -> Tensor:
     return x
 
 
-def _room(state: Any, positions: Tensor) -> Any:
-    """Tensors like those of a state. What counts tokens is 0: a graph would be compiled for every number."""
-    changes: dict[str, Any] = {}
+def _growing(entry: Any) -> bool:
+    state = entry.lying
+    return isinstance(state.attention if isinstance(state, ConvolvedState) else state, GrowingState)
+
+
+def _room(state: Any, positions: Tensor, columns: int) -> Any:
+    """Tensors for states like this one, those that grow with so many columns. What counts tokens is 0: a
+    graph would be compiled for every number."""
+    if isinstance(state, ConvolvedState):
+        inputs = _fixed(torch.empty_like(state.inputs, memory_format=torch.contiguous_format))
+        return ConvolvedState(_room(state.attention, positions, columns), inputs)
+    grows = isinstance(state, GrowingState)
+    if grows:
+        state = state.room(columns)
+    changes: dict[str, Any] = {"positions": positions, "seen": 0}
     for field in fields(state):
         value = getattr(state, field.name)
-        if field.name == "positions":
-            changes[field.name] = positions
-        elif field.name == "seen":
-            changes[field.name] = 0
-        elif isinstance(value, Tensor):
-            changes[field.name] = _fixed(torch.empty_like(value, memory_format=torch.contiguous_format))
-        elif is_dataclass(value):
-            changes[field.name] = _room(value, positions)
+        if isinstance(value, Tensor) and field.name not in changes:
+            changes[field.name] = _fixed(value if grows else torch.empty_like(value))
     return replace(state, **changes)
 
 
-def _same(rooms: Sequence[Any], states: Sequence[Any]) -> bool:
-    """Whether the states fit into these tensors."""
-    shapes = ([_shapes(state) for state in own] for own in (rooms, states))
-    return next(shapes) == next(shapes)
+def _fits(room: Any, state: Any) -> bool:
+    """Whether a state has its place in these tensors."""
+    if isinstance(state, ConvolvedState):
+        return _alike(room.inputs, state.inputs) and _fits(room.attention, state.attention)
+    if isinstance(state, GrowingState):
+        return _alike(room.keys[:, :0], state.keys[:, :0])
+    tensors = [f.name for f in fields(state) if isinstance(getattr(state, f.name), Tensor)]
+    return all(_alike(getattr(room, name), getattr(state, name)) for name in tensors)
 
 
-def _shapes(state: Any) -> list[Any]:
-    found: list[Any] = []
-    for field in fields(state):
-        value = getattr(state, field.name)
-        if isinstance(value, Tensor):
-            found.append((value.shape, value.dtype, value.device))
-        elif is_dataclass(value):
-            found += _shapes(value)
-    return found
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+SHORTEST_ROOM = 256  # tokens that states which grow have room for in compiled steps, at least
+
 
 class StatefulGenerationMixin(GenerationMixin):
     """`generate()` for the models of the family."""
@@ -90,6 +92,10 @@ class StatefulGenerationMixin(GenerationMixin):
         if self._decoding is None or self._decoding.settings != settings:
             self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
         cache.decoding = self._decoding
+        if self.config.lacking("constant_state") is not None:
+            # Powers of two: a graph is compiled for each.
+            longest = max(SHORTEST_ROOM, generation_config.max_length or 0)
+            cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:

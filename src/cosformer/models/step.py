@@ -66,11 +66,12 @@ def through_layers(
     states: Sequence[tuple[State | None, State | None]],
     source: Tensor | None = None,
     memories: Sequence[State | None] = (),
+    column: Tensor | None = None,
 ) -> tuple[Tensor, list[State]]:
     """Embedded tokens x [B, 1, hidden_size] at positions [B], of which `seen` is the largest: hidden states,
     and the state of each layer after the token. `states` has that before it and, or None, tensors that the
-    new one may be written to. Nothing is validated."""
-    at, weights = positions[:, None], StepWeights(positions)
+    new one may be written to; `column`: see `StepWeights`. Nothing is validated."""
+    at, weights = positions[:, None], StepWeights(positions, column)
     pre_norm = model.config.pre_norm
     x = model.position.embed(x, at)
     if not pre_norm:

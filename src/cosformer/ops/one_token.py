@@ -24,10 +24,11 @@ USE_KERNEL = True  # on CUDA devices; a compiler may fuse the plain operations i
 
 
 class StepWeights:
-    """The cosines of tokens at positions [B]: computed once, and shared by all layers of a call."""
+    """What all layers of a call share: the cosines of tokens at positions [B], computed once, and, where a
+    state that grows has room for more, the column [1] of that room they go to."""
 
-    def __init__(self, positions: Tensor):
-        self.positions = positions
+    def __init__(self, positions: Tensor, column: Tensor | None = None):
+        self.positions, self.column = positions, column
         self._phases: dict[tuple[float, torch.dtype], Tensor] = {}
         self._windows: dict[tuple[int, torch.dtype], Tensor] = {}
 
