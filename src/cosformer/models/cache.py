@@ -88,6 +88,21 @@ class CosformerCache(Cache):
         if self.decoding is None or not self.decoding.select(self, indices):
             super().batch_select_indices(indices)
 
+    def replace_rows(self, rows: Tensor, other: "CosformerCache") -> None:
+        """The rows of another cache of the same model in place of these: what they read is forgotten. Every
+        layer needs a state of constant size, in which a text of any length is a row."""
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.replace_rows(rows, theirs)
+        self.recount()
+
+    def recount(self) -> None:
+        """Looks at the positions, after rows have gone: where the next tokens stand is otherwise known as a
+        bound alone, and a device is not waited for."""
+        past = self.past
+        if past is not None:
+            for layer in self.layers:
+                layer.recount(int(past.positions.max()))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all states."""

@@ -1,7 +1,7 @@
 """What a cache holds for one layer: a state, and the tensors that the next one is written to."""
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -176,6 +176,21 @@ class StateLayer(CacheLayerMixin):
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._each(lambda state: state.repeat(repeats))
 
+    def replace_rows(self, rows: Tensor, other: "StateLayer") -> None:
+        own, theirs, made_with = self.state, other.state, self.made_with
+        assert own is not None
+        assert theirs is not None
+        self.state = with_rows(own, rows, theirs)
+        self.made_with = made_with if made_with == other.made_with else None
+        self.columns = max(self.columns, other.columns)
+
+    def recount(self, seen: int) -> None:
+        """Says that `seen` is the largest position; it may have been that of a row which is gone."""
+        state, made_with = self.state, self.made_with
+        if state is not None:
+            self.state = placed(state, state.positions, seen)
+            self.made_with = made_with
+
     def _each(self, f: Callable[[State], State]) -> None:
         """The states after f, a choice of rows."""
         made_with = self.made_with
@@ -263,3 +278,20 @@ def value_of(room: Any, columns: int, positions: Tensor, seen: int) -> State:
         return cast(State, room.value(columns, positions, seen))
     state: State = placed(room, positions, seen).clone()
     return state
+
+
+def with_rows(state: Any, rows: Tensor, other: Any) -> Any:
+    """A state whose rows with these numbers are those of another one."""
+    if isinstance(state, GrowingState):
+        raise ValueError(
+            f"rows of a {type(state).__name__} cannot be replaced: its texts have as many columns as the "
+            "longest of them. Only states of constant size can."
+        )
+    changes: dict[str, Any] = {}
+    for entry in fields(state):
+        mine, theirs = getattr(state, entry.name), getattr(other, entry.name)
+        if isinstance(mine, Tensor):
+            changes[entry.name] = mine.index_copy(0, rows, theirs)
+        elif is_dataclass(mine):
+            changes[entry.name] = with_rows(mine, rows, theirs)
+    return replace(state, **changes)
