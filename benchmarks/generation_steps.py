@@ -63,7 +63,8 @@ def way(name: str, args: Any) -> Iterator[dict[str, Any]]:
             return
         # As transformers has it by default, and on a CPU too; graphs are captured on CUDA alone.
         on_gpu = args.device.startswith("cuda") and args.backend == "inductor"
-        settings = CompileConfig(backend=args.backend, mode="reduce-overhead" if on_gpu else None)
+        mode = "reduce-overhead" if on_gpu else None
+        settings = CompileConfig(backend=args.backend, mode=mode, dynamic=False)
         settings._compile_all_devices = True
         yield {"cache_implementation": "static", "compile_config": settings}
     finally:

@@ -152,12 +152,13 @@ def test_rows_come_and_go():
     net = build(CosformerForCausalLM, num_hidden_layers=1, **windows)
     ids = tokens(2, 5)
     cache = generate(net, ids, return_dict_in_generate=True, **compiled()).past_key_values
-    kept, token = cache.snapshot(), tokens(2, 1)
+    kept, token, tail = cache.snapshot(), tokens(2, 1), tokens(2, 3)
     plain = CosformerCache(net.config)
     for change, rows in (
         (lambda c: c.reorder_cache(torch.tensor([1, 0])), [1, 0]),
         (lambda c: c.batch_select_indices(torch.tensor([1])), [1]),
         (lambda c: c.batch_select_indices(torch.tensor([False, True])), [1]),
+        (lambda c: (net(tail, past_key_values=c), c.reorder_cache(torch.tensor([1, 0]))), [1, 0]),
     ):
         for own in (cache, plain):
             own.restore(kept)
@@ -165,6 +166,24 @@ def test_rows_come_and_go():
             net(token, past_key_values=own)
             change(own)
         close(*(net(token[rows], past_key_values=own).logits.clone() for own in (cache, plain)))
+
+
+@torch.no_grad()
+def test_other_settings_and_a_mask():
+    """A cache that goes from one compiled graph to another; a column of padding is not compiled."""
+    net = build(CosformerForCausalLM, **MODELS["softmax among others"])
+    ids, token = tokens(2, 5), tokens(2, 1)
+    result = generate(net, ids, return_dict_in_generate=True, **compiled())
+    cache, text = result.past_key_values, result.sequences
+    options = compiled("aot_eager")
+    del options["cache_implementation"]
+    more = torch.cat([text, token], 1)
+    assert torch.equal(generate(net, more, past_key_values=cache, **options), generate(net, more))
+    assert graphs() == 2
+    mask = torch.ones(2, cache.get_seq_length() + 1)
+    mask[0, -1] = 0
+    net(token, attention_mask=mask, past_key_values=cache)
+    assert cache.past.positions.tolist() == [mask.shape[1] - 1, mask.shape[1]]
 
 
 @torch.no_grad()

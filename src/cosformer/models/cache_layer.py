@@ -90,6 +90,8 @@ class StateLayer(CacheLayerMixin):
         next tokens are kept by whoever does so."""
         if self._state is not room:
             assert self._state is not None
+            if self._lent:  # to somebody else
+                self.take_back(self._state)
             write_to_room(self._state, room)
             self._at = (positions, self.seen)
             self._state, self._spare, self._lent = room, None, True

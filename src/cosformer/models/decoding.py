@@ -68,13 +68,14 @@ class Decoding:
             ids = ids.clone(memory_format=torch.contiguous_format)
         try:
             logits: Tensor = self.call(self.model, ids, positions, self.column, self.states)
+            for entry in cache.layers:
+                entry.lent_step()
         except BaseException:
             for entry in cache.layers:
                 entry.lose()
             raise
-        for entry in cache.layers:
-            entry.lent_step()
-        return logits
+        # The next replay of a captured graph writes over its output.
+        return logits.clone() if logits.is_cuda else logits
 
     def select(self, cache: CosformerCache, rows: Tensor) -> bool:
         """Chooses as many rows as there are, in place, if the states of this cache lie here."""
@@ -90,7 +91,7 @@ class Decoding:
         return True
 
     def _lies_here(self, cache: CosformerCache) -> bool:
-        return self._owner is not None and self._owner() is cache
+        return len(self.states) > 0 and all(map(operator.is_, _lying(cache), self.states))
 
     def _has_room(self, cache: CosformerCache) -> bool:
         """Whether there is a place for one column more: states that grow have a fixed number here."""
@@ -98,17 +99,15 @@ class Decoding:
 
     def _settle(self, cache: CosformerCache) -> Tensor:
         """Puts the states of the cache into the tensors of the graph; the positions of its next tokens."""
-        found = [entry.lying for entry in cache.layers]
         positions, enough = self.positions, self.columns >= cache.capacity
-        if positions is not None and enough and all(map(operator.is_, found, self.states)):
+        if positions is not None and enough and self._lies_here(cache):
             return positions
         previous = None if self._owner is None else self._owner()
         if previous is not None and not (previous is cache and enough):
             for entry, state in zip(previous.layers, self.states, strict=True):
                 entry.take_back(state)
         self._owner = weakref.ref(cache)
-        found = [entry.lying for entry in cache.layers]
-        past = cache.past
+        found, past = _lying(cache), cache.past
         assert past is not None
         if positions is None or not enough or not all(map(_fits, self.states, found)):
             # Tensors made in inference mode could not be written to outside of it.
@@ -145,6 +144,10 @@ def _fixed(x: Tensor) -> Tensor:
     """A tensor that will stay where it is: a captured graph need not copy it."""
     torch._dynamo.mark_static_address(x)
     return x
+
+
+def _lying(cache: CosformerCache) -> list[Any]:
+    return [entry.lying for entry in cache.layers]
 
 
 def _growing(entry: Any) -> bool:

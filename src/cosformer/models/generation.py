@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import GenerationMode
+from transformers.generation.configuration_utils import CompileConfig
 from transformers.utils import logging
 
 from cosformer.models.cache import CosformerCache, checked
@@ -88,7 +89,9 @@ class StatefulGenerationMixin(GenerationMixin):
         """Gives a static cache the model's compiled steps, on the devices where transformers compiles."""
         if not cache.is_compileable or not self._valid_auto_compile_criteria(model_kwargs, generation_config):
             return
-        settings = (generation_config.compile_config or self._default_compile_config()).to_dict()
+        settings = (generation_config.compile_config or CompileConfig()).to_dict()
+        if generation_config.compile_config is None:
+            settings["dynamic"] = False  # a graph for each batch size, with its sizes known
         if self._decoding is None or self._decoding.settings != settings:
             self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
         cache.decoding = self._decoding

@@ -87,10 +87,11 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         decoding = getattr(past_key_values, "decoding", None)
         if decoding is not None and input_ids is not None and past_key_values is not None:
-            others = (attention_mask, inputs_embeds, labels, cu_seqlens, output_hidden_states or None)
-            logits = decoding.step(input_ids, past_key_values) if others == (None,) * 5 else None
-            if logits is not None:
-                return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+            others = (inputs_embeds, labels, cu_seqlens, output_hidden_states or None)
+            if all(x is None for x in others) and self._all_real(input_ids, attention_mask, past_key_values):
+                logits = decoding.step(input_ids, past_key_values)
+                if logits is not None:
+                    return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
         last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1 and not output_hidden_states
         if last_alone and labels is None and cu_seqlens is None and past_key_values is not None:
             cache = checked(past_key_values, self.config)
@@ -121,6 +122,12 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _all_real(self, ids: Tensor, mask: Tensor | None, cache: CosformerCache) -> bool:
+        """Whether every token of a call is real."""
+        if mask is None:
+            return True
+        return bool(self.model.own_mask(mask, ids.shape[0], ids.shape[1], cache.get_seq_length()).all())
 
 
 class CosformerForMaskedLM(_LanguageModel):
