@@ -79,7 +79,7 @@ def test_a_token_is_as_by_the_general_way_and_as_in_the_whole_text(changes, no_g
             close(x, y, 1e-10)
 
 
-@pytest.mark.parametrize("mechanism", RECURRENT)
+@having(recurrent=True, causal=True)
 @torch.no_grad()
 def test_200_tokens_are_those_of_no_cache(mechanism):
     """Greedy, float32: each token is the one that a call without a cache over all before it finds best."""
@@ -192,7 +192,7 @@ def test_generations_leave_nothing_behind():
 
     counts = []
     for _ in range(3):
-        for _ in range(5):
+        for _ in range(2):
             net.generate(tokens(2, 5), max_new_tokens=4, do_sample=False)
         counts.append(alive())
     assert counts[1] == counts[2]
