@@ -7,6 +7,8 @@ import torch
 from torch._dynamo.utils import counters
 from transformers.generation.configuration_utils import CompileConfig
 
+from cosformer import attention
+from cosformer.attention.state import RowState
 from cosformer.models import (
     CosformerCache,
     CosformerForCausalLM,
@@ -243,8 +245,8 @@ def test_the_end_of_the_text():
     assert torch.equal(caught.value.sequences, generate(net, ids, max_new_tokens=13, min_new_tokens=13))
 
 
-def test_where_steps_are_not_compiled():
-    """Without being asked, on a CPU, and for an encoder-decoder."""
+def test_where_steps_are_not_compiled(monkeypatch):
+    """Without being asked, on a CPU, for an encoder-decoder, and for states without a room."""
     net, ids = build(CosformerForCausalLM), tokens(2, 5)
     expected = generate(net, ids)
     assert torch.equal(generate(net, ids, cache_implementation="static"), expected)
@@ -253,6 +255,10 @@ def test_where_steps_are_not_compiled():
     source = build(CosformerForConditionalGeneration)
     with pytest.raises(ValueError, match="must be left out for an encoder-decoder"):
         generate(source, ids, cache_implementation="static")
+    with monkeypatch.context() as patch:
+        patch.setattr(attention.Softmax, "state_type", RowState)
+        with pytest.raises(ValueError, match="'softmax': its state grows, and is no GrowingState"):
+            generate(build(CosformerForCausalLM, attention="softmax"), ids, cache_implementation="static")
     with pytest.raises(ValueError, match=r"cache_implementation must be left out, or \"static\""):
         generate(net, ids, cache_implementation="offloaded_static")
 

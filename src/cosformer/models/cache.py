@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from cosformer.attention import State
+from cosformer.attention.growing import GrowingState
 from cosformer.models.cache_layer import StateLayer
 from cosformer.models.config import CosformerConfig
 from cosformer.models.layout import Past
@@ -59,6 +60,12 @@ class CosformerCache(Cache):
                 'static (cache_implementation="static") must be left out for an encoder-decoder, whose steps '
                 "are not compiled."
             )
+        for layer in config.attentions if static else ():
+            if not layer.traits.constant_state and not issubclass(layer.state_type or object, GrowingState):
+                raise ValueError(
+                    f'static (cache_implementation="static") must be left out for attention {layer.name!r}: '
+                    "its state grows, and is no GrowingState that could be given a fixed room."
+                )
         growing = _decoding(config, config.growing_layers)
         super().__init__(layers=[StateLayer(grows, static) for grows in growing])
         self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
