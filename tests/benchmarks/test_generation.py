@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import generation_steps
 from benchmarks.generation_cases import CONTENDERS, Sizes, build, cache_bytes, disagreement, filled
+from cosformer.models import step
 from cosformer.report.render import markdown
 from cosformer.report.sections.generation import document, findings
 
@@ -77,3 +79,19 @@ def test_reports_are_rendered_from_their_records(record):
     assert record.with_suffix(".md").read_text() == markdown(
         document(data), picture=record.with_suffix(".png").name
     )
+
+
+def test_ways_of_a_step(monkeypatch, capsys):
+    """A tiny run on the CPU: ways give the tokens of no cache, and each is timed."""
+    small = ["--device=cpu", "--batches=1", "--contexts=16", "--hidden=128", "--layers=1", "--dtype=float32",
+             "--vocabulary=64", "--backend=eager"]  # fmt: skip
+    monkeypatch.setattr(generation_steps, "TOKENS", (2, 4))
+    monkeypatch.setattr(generation_steps, "CHECKED", 20)
+    monkeypatch.setattr(generation_steps, "WAYS", ("general", "compiled"))
+    monkeypatch.setattr(sys, "argv", ["generation_steps", *small])
+    generation_steps.main()
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["differing_tokens"]) == 2 * len(data["results"]) == 4
+    assert set(data["differing_tokens"].values()) == {0}
+    assert all("ms_a_token" in row for row in data["results"])
+    assert step.DEVICES == ("cpu",)

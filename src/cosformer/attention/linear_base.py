@@ -11,6 +11,7 @@ from cosformer.attention.base import Attention, offset_or_default
 from cosformer.attention.linear_core import LinearState, linear_attention
 from cosformer.attention.traits import Traits
 from cosformer.ops.checks import epsilon
+from cosformer.ops.one_token import StepWeights
 from cosformer.ops.packing import bundles, document_bounds
 
 
@@ -119,6 +120,31 @@ class LinearAttention(Attention):
         return linear_attention(
             phi, psi, v, causal=causal, offset=offset, eps=self.eps, log_decay=log_decay, state=state
         )
+
+    def attend_token(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState,
+        weights: StepWeights,
+        seen: int,
+        into: LinearState | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        """S <- g S + psi(k) v^T,  z <- g z + psi(k),  o = phi(q) S / max(|phi(q) . z|, eps)."""
+        dtype, (batch, _, heads, _) = state.numerator.dtype, q.shape
+        k = k.to(dtype)
+        psi, decay = self.key_features(k)[:, 0], self.log_decay(k)  # (B, Hk, F), (B, 1, Hk)
+        numerator, denominator = state.numerator, state.denominator
+        if decay is not None:
+            g = decay[:, 0].exp().unsqueeze(-1)
+            numerator, denominator = numerator * g.unsqueeze(-1), denominator * g
+        numerator = torch.addcmul(numerator, psi.unsqueeze(-1), v.to(dtype).transpose(1, 2))
+        denominator = denominator + psi
+        phi = self.query_features(q.to(dtype))[:, 0].unflatten(1, (k.shape[2], -1))  # (B, Hk, G, F)
+        out = phi @ numerator / (phi @ denominator.unsqueeze(-1)).abs().clamp_min(self.eps)
+        after = LinearState(numerator, denominator, state.positions, state.seen)
+        return out.reshape(batch, 1, heads, -1).to(q.dtype), after
 
     def _packed(
         self,
