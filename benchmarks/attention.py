@@ -2,7 +2,6 @@
 beside what each claims. Writes a report: JSON (everything), Markdown and a plot."""
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -13,14 +12,13 @@ from typing import Any
 from benchmarks import machine, memory
 from benchmarks.attention_cases import examine, find, state_numbers
 from benchmarks.attention_operator import DTYPES, folder_for, settings
-from benchmarks.attention_report import FORMAT, to_markdown, to_terminal
 from benchmarks.contenders import MODES, PHASES, Contender, Shape
-from benchmarks.plot import draw
-from benchmarks.record import earlier, new_record
+from benchmarks.record import earlier, new_record, publish
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, race
 from cosformer import attention
-from cosformer.report.files import replace as replace_file
+from cosformer.report.sections.attention import FORMAT, document
+from cosformer.report.write import write_beside
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 LONGEST_UNMEASURED = 4096  # for what is not linear, where nobody has looked at its memory first
@@ -156,33 +154,20 @@ def measure(
     return data
 
 
-def write(data: dict[str, Any], folder: Path, stem: str) -> None:
-    try:
-        drawn = draw(data, folder / f"{stem}.png")
-    except ImportError:
-        drawn = False
-        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    replace_file(folder / f"{stem}.md", to_markdown(data, f"{stem}.png" if drawn else None))
-    for ending in ("md", "png") if drawn else ("md",):
-        print(folder / f"{stem}.{ending}")
-
-
 def main() -> None:
     p = parser()
     args = p.parse_args()
     if args.render:
         data = earlier(p, args.render, FORMAT)
-        write(data, folder_for(p, args.out or args.render.parent), args.render.stem)
+        folder = folder_for(p, args.out or args.render.parent)
+        print(*write_beside(document(data), folder / args.render.name), sep="\n")
         return
     shape, lengths = settings(p, args)
     found = chosen(p, args.only, shape)
     folder = folder_for(p, args.out or Path(__file__).resolve().parent / "reports")
     data = measure(args, found, shape, lengths)
-    stem = f"attention-{shape.device.type}-{data['date'][:10].replace('-', '')}"
-    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
-    print(to_terminal(data) + "\n")
-    print(folder / f"{stem}.json")
-    write(data, folder, stem)
+    path = folder / f"attention-{shape.device.type}-{data['date'][:10].replace('-', '')}.json"
+    publish(data, document, path)
 
 
 if __name__ == "__main__":

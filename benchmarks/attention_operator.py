@@ -19,16 +19,18 @@ from typing import Any
 
 import torch
 
-from benchmarks import decoding, gpu_report, machine, memory
+from benchmarks import decoding, machine, memory
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work, find
 from benchmarks.gate import admit
-from benchmarks.plot import draw
-from benchmarks.record import FORMAT, earlier, new_record
-from benchmarks.report import to_markdown, to_terminal
-from benchmarks.targets import Results, missed
+from benchmarks.gpu_targets import targets
+from benchmarks.record import earlier, new_record, publish
+from benchmarks.targets import missed, verdict
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, profile, race
+from cosformer.report.document import Document
 from cosformer.report.files import replace as replace_file
+from cosformer.report.sections import operator_cpu, operator_gpu
+from cosformer.report.write import write_beside
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 QUICK = (256, 1024, 4096)
@@ -124,7 +126,7 @@ def plan(
 def explain(data: dict[str, Any], contender: Contender, shape: Shape) -> list[dict[str, Any]]:
     """A profile for each case behind a missed target."""
     behind: dict[tuple[str, int], list[str]] = {}
-    for target in missed(Results(data)) if shape.device.type == "cpu" else []:
+    for target in missed(operator_cpu.Results(data)) if shape.device.type == "cpu" else []:
         if target.explained_by:
             behind.setdefault(target.explained_by, []).append(target.says)
     records = []
@@ -191,7 +193,7 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
 
     shape = replace(shape, heads=gpu.HEADS, dtype=torch.bfloat16)
     data = new_record(shape, list(gpu.LENGTHS), [], {})
-    data |= {"format": gpu_report.FORMAT, "command": command(sys.argv[1:])}
+    data |= {"format": operator_gpu.FORMAT, "command": command(sys.argv[1:])}
     stem = f"operator-cuda-{data['date'][:10].replace('-', '')}"
     done = begun(folder / f"{stem}.json", data)
     if done is not None:
@@ -207,10 +209,7 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
         if begun(folder / f"{stem}.json", data) is None:
             sys.exit("\nStopped; nothing was kept that could be gone on with.")
         sys.exit(f"\nStopped; the same command goes on with {folder / stem}.json.")
-    save(data["gpu"])
-    print(gpu_report.to_terminal(data) + "\n")
-    print(folder / f"{stem}.json")
-    write_gpu(data, folder, stem)
+    publish(data, document, folder / f"{stem}.json")
 
 
 def begun(path: Path, new: dict[str, Any]) -> dict[str, Any] | None:
@@ -229,29 +228,11 @@ def begun(path: Path, new: dict[str, Any]) -> dict[str, Any] | None:
     return data if unfinished and not new["commit"]["dirty"] else None
 
 
-def write_gpu(data: dict[str, Any], folder: Path, stem: str) -> None:
-    from benchmarks import gpu_plot
-
-    plot: str | None = f"{stem}.png"
-    try:
-        gpu_plot.draw(data, folder / f"{stem}.png")
-    except ImportError:
-        plot = None
-        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    replace_file(folder / f"{stem}.md", gpu_report.to_markdown(data, plot))
-    print(folder / f"{stem}.md")
-
-
-def write(data: dict[str, Any], folder: Path, stem: str) -> None:
-    """Report and plot of a record, next to each other; without matplotlib, the report alone."""
-    try:
-        drawn = draw(data, folder / f"{stem}.png")
-    except ImportError:
-        drawn = False
-        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    replace_file(folder / f"{stem}.md", to_markdown(data, f"{stem}.png" if drawn else None))
-    for ending in ("md", "png") if drawn else ("md",):
-        print(folder / f"{stem}.{ending}")
+def document(data: dict[str, Any]) -> Document:
+    """The report of either kind of record, with the promises made for it."""
+    if data["format"] == operator_gpu.FORMAT:
+        return operator_gpu.document(data, targets(data))
+    return operator_cpu.document(data, *verdict(data))
 
 
 def folder_for(p: Parser, folder: Path) -> Path:
@@ -269,10 +250,10 @@ def main() -> None:
     p = parser()
     args = p.parse_args()
     if args.render:
-        data = earlier(p, args.render, FORMAT, gpu_report.FORMAT)
-        render = write_gpu if data["format"] == gpu_report.FORMAT else write
+        data = earlier(p, args.render, operator_cpu.FORMAT, operator_gpu.FORMAT)
+        folder = folder_for(p, args.out or args.render.parent)
         try:
-            render(data, folder_for(p, args.out or args.render.parent), args.render.stem)
+            print(*write_beside(document(data), folder / args.render.name), sep="\n")
         except (KeyError, TypeError) as error:
             p.error(f"--render {args.render} is not a whole record of this benchmark: {error} is not in it")
         return
@@ -284,11 +265,8 @@ def main() -> None:
         on_gpu(args, shape, folder)
         return
     data = measure(args, shape, lengths, Progress())
-    stem = f"operator-{shape.device.type}-{data['date'][:10].replace('-', '')}"
-    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
-    print(to_terminal(data) + "\n")
-    print(folder / f"{stem}.json")
-    write(data, folder, stem)
+    path = folder / f"operator-{shape.device.type}-{data['date'][:10].replace('-', '')}.json"
+    publish(data, document, path)
 
 
 if __name__ == "__main__":

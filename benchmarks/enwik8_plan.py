@@ -66,12 +66,15 @@ def _growing(**model: Any) -> Variant:
     return Variant(["cosformer"] * LAYERS, "windows", {"attention_parameters": of_layers, **model}, 1.3)
 
 
-def _hybrid(**model: Any) -> Variant:
+def _hybrid(
+    windows: tuple[Windows, ...] = GROWING, of_softmax: dict[str, Any] | None = None, **model: Any
+) -> Variant:
     """One layer of six is softmax."""
     names = ["cosformer"] * LAYERS
     names[3] = "softmax"
     of_layers: list[dict[str, Any]] = [
-        {} if name == "softmax" else parameters(windows) for name, windows in zip(names, GROWING, strict=True)
+        of_softmax or {} if name == "softmax" else parameters(of_layer)
+        for name, of_layer in zip(names, windows, strict=True)
     ]
     return Variant(names, "windows", {"attention_parameters": of_layers, "position": "rotary", **model}, 1.3)
 
@@ -98,11 +101,22 @@ VARIANTS: dict[str, Variant] = {
     "windows, all bounded + rotary, convolution, gate, norm": _windows(
         position="rotary", **CONVOLUTION, **GATE
     ),
+    "windows, all bounded + convolution, gate, norm": _windows(**CONVOLUTION, **GATE),
+    "windows, all bounded + gate, norm; q, k norm": _windows(qk_norm=True, **GATE),
+    "windows, all bounded + norm": _windows(output_norm=True),
+    "windows, wider + gate, norm": _windows((2, 4, 16, 64, 256, 512, 1024, 1024), **GATE),
+    "windows, 4 heads + gate, norm": _windows((2, 16, 128, 1024), num_attention_heads=4, **GATE),
     "growing": _growing(),
     "growing + rotary": _growing(position="rotary"),
     "growing + convolution, gate, norm": _growing(**CONVOLUTION, **GATE),
     "one softmax layer": _hybrid(),
     "one softmax layer + convolution, gate, norm": _hybrid(**CONVOLUTION, **GATE),
+    "one softmax layer + gate, norm": _hybrid((BOUNDED,) * LAYERS, **GATE),
+    "one softmax layer + gate, norm, no positions": _hybrid((BOUNDED,) * LAYERS, position="none", **GATE),
+    # As in models of constant memory: the softmax layer sees 256 tokens.
+    "one softmax layer of 256 + gate, norm, no positions": _hybrid(
+        (BOUNDED,) * LAYERS, {"windows": [256] * HEADS}, position="none", **GATE
+    ),
     "no windows + convolution": Variant("cosformer", "cosformer", {"position": "rotary", **CONVOLUTION}),
     "softmax + windows": Variant(
         "softmax", "softmax", {"position": "rotary", "attention_parameters": parameters(BOUNDED)}, 1.8
@@ -110,6 +124,7 @@ VARIANTS: dict[str, Variant] = {
     "softmax + convolution, gate, norm": Variant(
         "softmax", "softmax", {"position": "rotary", **CONVOLUTION, **GATE}
     ),
+    "softmax + gate, norm": Variant("softmax", "softmax", {"position": "rotary", **GATE}),
     "local, blocks of 128": Variant(
         "local", "softmax", {"position": "rotary", "attention_parameters": {"block": 128}}, 1.8
     ),
@@ -127,9 +142,10 @@ TRIED = {
     "linear": "linear, rotary",
 }
 # What the library recommends: the variant that stands as "ours" in the tables of the paper.
-OURS = "windows, all bounded + rotary, convolution, gate, norm"
+OURS = "windows, all bounded + gate and norm"
 FINALISTS = (
-    "softmax, rotary", OURS, "windows, all bounded", "growing", "one softmax layer", "cosformer, rotary",
+    "softmax, rotary", OURS, "one softmax layer + gate, norm", "one softmax layer", "windows, all bounded",
+    "cosformer, rotary",
 )  # fmt: skip
 CONTROLS = ("softmax + windows", "relu + windows")
 # Variants whose figures are wanted first, after those that try learning rates.
@@ -141,6 +157,14 @@ FIRST = (
     "windows, all bounded + convolution",
     "windows, all bounded + gate and norm",
     "one softmax layer",
+    "windows, all bounded + convolution, gate, norm",
+    "one softmax layer + gate, norm",
+    "windows, all bounded + gate, norm; q, k norm",
+    "softmax + gate, norm",
+    "one softmax layer + gate, norm, no positions",
+    "windows, 4 heads + gate, norm",
+    "one softmax layer of 256 + gate, norm, no positions",
+    "windows, wider + gate, norm",
     *CONTROLS,
     OURS,
 )

@@ -17,11 +17,11 @@ import transformers
 
 from benchmarks import machine
 from benchmarks.generation_cases import CONTENDERS, Decoder, Sizes, build, cache_bytes, disagreement
-from benchmarks.generation_report import FORMAT, to_markdown, to_terminal
-from benchmarks.record import earlier
+from benchmarks.record import earlier, publish
 from benchmarks.terminal import Parser, Progress, size
 from benchmarks.timing import summary
-from cosformer.report.files import replace as replace_file
+from cosformer.report.sections.generation import FORMAT, document
+from cosformer.report.write import write_beside
 
 CONTEXTS = (1024, 4096, 16384, 65536)
 BATCHES = (1, 16)
@@ -191,20 +191,6 @@ def _held(field: str) -> int:
     return held
 
 
-def write(data: dict[str, Any], folder: Path, stem: str) -> None:
-    """Report and plot of a record, next to each other; without matplotlib, the report alone."""
-    from benchmarks.generation_report import draw
-
-    try:
-        draw(data, folder / f"{stem}.png")
-        plot: str | None = f"{stem}.png"
-    except ImportError:
-        plot = None
-        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    replace_file(folder / f"{stem}.md", to_markdown(data, plot))
-    print(folder / f"{stem}.md")
-
-
 def main() -> None:
     p = parser()
     args = p.parse_args()
@@ -213,7 +199,7 @@ def main() -> None:
         return
     if args.render:
         data = earlier(p, args.render, FORMAT)
-        write(data, args.out or args.render.parent, args.render.stem)
+        print(*write_beside(document(data), (args.out or args.render.parent) / args.render.name), sep="\n")
         return
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -221,10 +207,8 @@ def main() -> None:
     folder = args.out or machine.ROOT / "benchmarks" / "reports"
     folder.mkdir(parents=True, exist_ok=True)
     data = measure(args, contexts, batches)
-    stem = f"generation-{data['settings']['device']}-{data['date'][:10].replace('-', '')}"
-    replace_file(folder / f"{stem}.json", json.dumps(data, indent=1) + "\n")
-    print(to_terminal(data) + "\n")
-    write(data, folder, stem)
+    path = folder / f"generation-{data['settings']['device']}-{data['date'][:10].replace('-', '')}.json"
+    publish(data, document, path)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,7 @@ def measure(
     else:
         data = done
     data["absent"] = absent
+    data["planned"] = [{"contender": c.name, "dim": dim} for c, dim in parts]
     data["tuning"] = {c.name: TUNING for c in everybody if c.name in TUNED}
     save(data)
     there = {(p["contender"], p["dim"]) for p in data["parts"]}

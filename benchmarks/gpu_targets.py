@@ -4,7 +4,8 @@ promises are not for editing."""
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.contenders import MODES, PHASES
+from cosformer.report.sections.common import MODES, PHASES
+from cosformer.report.sections.operator_gpu import Results, variants
 
 FORWARD, BOTH = PHASES
 PORTABLE, FAST = "cosformer[triton]", "cosformer"
@@ -42,33 +43,6 @@ class Row(NamedTuple):
     limit: str
     measured: str
     met: str
-
-
-class Results:
-    def __init__(self, data: dict[str, Any]):
-        self.data = data["gpu"]
-        self.times = {
-            (t["contender"], t["mode"], t["phase"], t["dim"], t["length"]): t["median_s"]
-            for t in self.data["timings"]
-            if "median_s" in t
-        }
-        self.peaks = {
-            (m["contender"], m["mode"], m["dim"], m["length"]): m["extra_bytes"] for m in self.data["memory"]
-        }
-
-    def floor(self, phase: str, dim: int, length: int) -> float:
-        """Seconds to read every input and to write every output once."""
-        tensors = 4 if phase == FORWARD else 12
-        tokens = max(self.data["tokens"], length)
-        return float(tensors * tokens * 16 * dim * 2 / self.data["bytes_per_second"])
-
-    def against_length(self, name: str, mode: str, phase: str, dim: int) -> dict[int, float]:
-        return {k[4]: x for k, x in sorted(self.times.items()) if k[:4] == (name, mode, phase, dim)}
-
-    def slowest(self, name: str, mode: str, phase: str, dim: int, least: int, most: int) -> float | None:
-        """Milliseconds, over the lengths from `least` to `most`."""
-        found = [x for t, x in self.against_length(name, mode, phase, dim).items() if least <= t <= most]
-        return max(found) * 1e3 if found else None
 
 
 def at_most(says: str, limit: float, measured: float | None, unit: str = "") -> Row:
@@ -126,14 +100,3 @@ def _hopper(r: Results) -> Iterator[Row]:
         yield at_most(says, limit, r.slowest(FAST, mode, phase, dim, least, most), " ms")
     for says, share in variants(r.data):
         yield at_most(f"kernels for Hopper, {says}: over the plain case", 1.15, share)
-
-
-def variants(data: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Masks, documents and grouped heads, over the same tensors without them."""
-    plain = {
-        (v["mode"], v["phase"], v["length"]): v["median_s"] for v in data["variants"] if v["kind"] == "plain"
-    }
-    for v in data["variants"]:
-        if v["kind"] != "plain":
-            says = f"{v['kind']}, {v['mode']}, {v['phase']}, B = {v['batch']}, T = {v['length']:,}"
-            yield says, v["median_s"] / plain[v["mode"], v["phase"], v["length"]]

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import torch
 
 from benchmarks.mutations import CODE, spoil
 from benchmarks.sandbox import Refused
 from cosformer.cli import main
 from cosformer.models import CosformerCache, CosformerConfig, CosformerForCausalLM, byte_tokenizer
-from cosformer.tasks import png
 
 TINY = ["steps=2", "save_every=1", "keep=9", "model.hidden_size=16", "task_settings.train_rows=32",
         "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
@@ -117,7 +117,8 @@ def _data(root: Path) -> None:
         (root / name).mkdir(parents=True)
     rng = np.random.default_rng(0)
     for name in (*(f"gray_train{i}" for i in range(1, 6)), "gray_test"):
-        png.write(root / "cifar10" / f"{name}.png", rng.integers(0, 256, (64, 64), dtype=np.uint8))
+        picture = rng.integers(0, 256, (64, 64), dtype=np.uint8)
+        PIL.Image.fromarray(picture).save(root / "cifar10" / f"{name}.png")
     labels = {"y_train": [i % 10 for i in range(20)], "y_test": [0, 1, 2, 3]}
     (root / "cifar10" / "labels.json").write_text(json.dumps(labels))
     for name in ("train.tsv", "dev.tsv"):

@@ -24,14 +24,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import machine
 from benchmarks.attention_operator import device_for, folder_for
-from benchmarks.terminal import Parser, markdown, plain
+from benchmarks.terminal import Parser, plain
 from cosformer import attention
 from cosformer.models import CosformerConfig, CosformerForCausalLM
+from cosformer.report.document import Document
 from cosformer.report.files import replace as replace_file
+from cosformer.report.sections.training import language_model_document, steps
+from cosformer.report.write import write_beside
 
 FORMAT = "cosformer language model benchmark 1"
 WIDTH, HEADS, VOCABULARY = 768, 12, 32_768
-_HEADER = ("attention", "a step", "tokens/s", "attention's share", "peak memory")
 
 
 def clock(work: Callable[[], object], device: torch.device, steps: int) -> float:
@@ -108,28 +110,8 @@ def attend(name: str, args: argparse.Namespace, device: torch.device) -> Callabl
     return work
 
 
-def rows(data: dict[str, Any]) -> list[list[str]]:
-    return [
-        [
-            m["attention"], f"{m['step_s'] * 1e3:.1f} ms", f"{m['tokens_per_s']:,.0f}",
-            f"{m['attention_share']:.0%}",
-            "-" if m["peak_memory_bytes"] is None else f"{m['peak_memory_bytes'] / 2**30:.1f} GiB",
-        ]
-        for m in data["measured"]
-    ]  # fmt: skip
-
-
-def to_markdown(data: dict[str, Any]) -> str:
-    s, where = data["settings"], data["hardware"].get("gpu") or data["hardware"]["cpu"]
-    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    return (
-        "# A training step of a language model\n\n"
-        f"{s['layers']} layers, width {WIDTH}, {HEADS} heads, vocabulary {VOCABULARY:,}, {s['batch']} texts "
-        f"of {s['length']:,} tokens, bfloat16, compiled, with AdamW, on {where}. Medians of {s['steps']} "
-        "steps. The share of attention is its forward and backward alone at these shapes, times the "
-        f"layers.\n\n{markdown(_HEADER, rows(data))}\n\n{versions}; "
-        f"commit {machine.commit_words(data['commit'])}; {data['date']}.\n"
-    )
+def document(data: dict[str, Any]) -> Document:
+    return language_model_document(data, WIDTH, HEADS, VOCABULARY)
 
 
 def main() -> None:
@@ -165,8 +147,8 @@ def main() -> None:
     for name in args.attentions.split(","):
         data["measured"].append(measure(name, args, device))
         replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
-        replace_file(path.with_suffix(".md"), to_markdown(data))
-    print(plain(_HEADER, rows(data)), path.with_suffix(".md"), sep="\n")
+        write_beside(document(data), path.with_suffix(".json"))
+    print(plain((table := steps(data)).header, table.rows), path.with_suffix(".md"), sep="\n")
 
 
 if __name__ == "__main__":

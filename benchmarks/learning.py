@@ -11,8 +11,6 @@ Started again, it goes on where it was; a task whose files are not there is left
 """
 
 import argparse
-import functools
-import operator
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,13 @@ import torch
 from torch import Tensor
 
 from benchmarks import machine
-from benchmarks.terminal import Parser, markdown
+from benchmarks.terminal import Parser
 from cosformer import attention as known
 from cosformer import tasks
+from cosformer.report.sections.learning import FEW, document
+from cosformer.report.write import write_beside
 from cosformer.tasks import DataError, Rows, Task
-from cosformer.tasks.finetuning import FOLDS
+from cosformer.tasks.glue.finetuning import FOLDS
 from cosformer.tasks.metrics import Metric
 from cosformer.training import files, recipes, train
 from cosformer.training.main import statistics
@@ -34,7 +34,6 @@ from cosformer.training.run import Run
 
 ROWS = 2000  # of the training split are counted
 DRAWS = 400  # of the test split's rows, for the standard error
-FEW = 500  # rows of a test split: with fewer, a share of one half has a standard error above 0.02
 
 
 def constant(splits: list[Rows], task: Task) -> Tensor:
@@ -116,64 +115,6 @@ def beside(metric: Metric, own: Tensor, chance: Tensor) -> dict[str, Any]:
     return {"chance": metric.score(chance), "margin": margin(metric, own, chance)}
 
 
-def learned(record: dict[str, Any]) -> bool:
-    own = record["margin"]
-    return bool(own["better_by"] > 2 * own["standard_error"])
-
-
-def to_markdown(records: list[dict[str, Any]], absent: list[str], scale: str) -> str:
-    """Of the newest record of each task, mechanism and seed."""
-    newest = {(r["task"], r["mechanism"], r["seed"]): r for r in records}
-    chosen = [newest[key] for key in sorted(newest)]
-    header = (
-        "task", "attention", "metric", "test", "chance", "better by", "standard error", "test rows",
-        "steps", "seconds", "learned",
-    )  # fmt: skip
-    rows = [
-        [
-            r["task"], r["mechanism"], r["metric"]["name"], f"{r['metric']['test'][r['metric']['name']]:.4f}",
-            f"{r['chance'][r['metric']['name']]:.4f}", f"{r['margin']['better_by']:.4f}",
-            f"{r['margin']['standard_error']:.4f}", f"{r['margin']['rows']:,}", f"{r['steps']:,}",
-            f"{r['wall_time_s']:.0f}", "yes" if learned(r) else "NO",
-        ]
-        for r in chosen
-    ]  # fmt: skip
-    failed = [f"{r['task']} with {r['mechanism']}" for r in chosen if not learned(r)]
-    return (
-        f"# Every task at scale {scale}\n\n"
-        f"`python -m benchmarks.learning --scale {scale}`, {_of(chosen, 'seed')}, on "
-        f"{_of(chosen, 'hardware', 'cpu')} with {_of(chosen, 'threads')} thread, commit "
-        f"{_of(chosen, 'commit', 'id')}.\n\n"
-        "Chance is the score of a predictor that has only counted the labels of the training split. A task "
-        "is learned where the test score is better by more than two standard errors of the difference, "
-        "found by drawing the rows of the test split again and again. Both attentions have the same "
-        "settings; seconds are those of training, validation and test.\n\n"
-        + _cross_validated(chosen)
-        + f"{markdown(header, rows)}\n\n"
-        + (f"Not learned in this time: {', '.join(failed)}.\n" if failed else "All of these are learned.\n")
-        + (f"\nLeft out, for their files were not there: {', '.join(absent)}.\n" if absent else "")
-    )
-
-
-def _cross_validated(records: list[dict[str, Any]]) -> str:
-    names = ", ".join(sorted({r["task"] for r in records if "folds" in r}))
-    if not names:
-        return ""
-    return (
-        f"The official development set of {names} has fewer than {FEW} rows, too few to tell. The score "
-        f"there is that of a cross-validation over the official training rows: {FOLDS} runs, each tested on "
-        "a fold that it was neither trained nor chosen on, all rows together; chance has counted all of "
-        "them, and seconds are those of the longest run.\n\n"
-    )
-
-
-def _of(records: list[dict[str, Any]], *path: str) -> str:
-    """The values of a field, each once: `seed 0`, or the value alone where it speaks for itself."""
-    found = {str(functools.reduce(operator.getitem, path, r)) for r in records}
-    text = ", ".join(sorted(v[:10] if path[-1] == "id" else v for v in found))
-    return f"seed {text}" if path == ("seed",) else text
-
-
 def main() -> None:
     parser = Parser(prog="python -m benchmarks.learning", description=__doc__.splitlines()[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
@@ -209,8 +150,7 @@ def main() -> None:
             print(name, attention, *(record[k] for k in ("metric", "chance", "margin")), flush=True)
     records = files.lines(path)
     if records:
-        path.with_suffix(".md").write_text(to_markdown(records, sorted(absent), args.scale))
-        print(path.with_suffix(".md"))
+        print(*write_beside(document(records, sorted(absent), args.scale, FOLDS), path), sep="\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ and who else was using it."""
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,6 @@ __all__ = [
     "ROOT",
     "Others",
     "commit",
-    "commit_words",
     "forget_peak",
     "hardware",
     "memory",
@@ -25,11 +23,6 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def commit_words(commit: dict[str, Any]) -> str:
-    """Of a record: the commit, and whether files differed from it."""
-    return (commit["id"] or "none") + (", with local changes" if commit["dirty"] else "")
 
 
 def wait(device: torch.device) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cosformer import attention as mechanisms
 from cosformer.models import CosformerConfig
-from cosformer.report.places import cost
+from cosformer.report.sections.places import cost
 from cosformer.training import Run, recipes
 from cosformer.training.run import digest
 

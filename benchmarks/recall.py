@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.plot import COLOURS as OPERATOR_COLOURS
-from benchmarks.terminal import Parser, markdown
+from benchmarks.terminal import Parser
 from cosformer import tasks
+from cosformer.report.sections.recall import document
+from cosformer.report.write import write_beside
 from cosformer.training import Run, files, recipes, train
 from cosformer.training.model import configuration
 
 TASKS = ("mqar", "copy")
 ATTENTIONS = ("cosformer", "linear", "relu", "softmax")
-COLOURS = {
-    "cosformer": OPERATOR_COLOURS["cosformer"], "softmax": OPERATOR_COLOURS["sdpa"], "linear": "#009E73",
-    "relu": "#AA4499",
-}  # fmt: skip
 WIDTHS = {"cpu": (8, 16, 32, 64)}  # of a scale, where they are not (32, 64, 128, 256)
 
 # The scale "cpu": what a core learns in a minute or two a run, on top of the recipes' scale tiny. Rows are as
@@ -74,78 +71,10 @@ def points(results: Path, scale: str) -> list[dict[str, Any]]:
                 width = run.model["hidden_size"]
                 found[task, run.attention, width, run.seed] = {
                     "task": task, "attention": run.attention, "width": width, "seed": run.seed,
-                    "state": state_size(run), "settings": run, "record": record, **record["metric"]["test"],
+                    "state": state_size(run), "title": tasks.get(task).title, "record": record,
+                    **record["metric"]["test"],
                 }  # fmt: skip
     return list(found.values())
-
-
-def to_markdown(found: list[dict[str, Any]], scale: str, plot: str | None) -> str:
-    parts = [
-        f"# What a state can hold\n\n`python -m benchmarks.recall --scale {scale}`, on {_made_on(found)}.",
-        "Accuracy over the tokens asked for, on unseen rows, at the step that was best on the validation "
-        "split. All mechanisms have the same settings; softmax keeps every key and value, and its state is "
-        "that of the whole row. In associative recall a model that knows which values stand in a row, but "
-        "not behind which key, scores (1 + 1/2 + ... + 1/pairs) / pairs by guessing among those not given "
-        "yet: 0.52 with four pairs.",
-    ]
-    for task in TASKS:
-        own = sorted((p for p in found if p["task"] == task), key=lambda p: (p["attention"], p["width"]))
-        table = [
-            [p["attention"], str(p["width"]), f"{p['state']:,}", f"{p['accuracy']:.4f}", f"{p['exact']:.4f}"]
-            for p in own
-        ]
-        header = ("attention", "width", "numbers in the state", "accuracy", "rows without a mistake")
-        said = sorted({_words(p["settings"]) for p in own})
-        parts += [f"## {tasks.get(task).title}", "; ".join(said) + ".", markdown(header, table)]
-    if plot:
-        parts.append(f"![accuracy against the size of the state]({plot})")
-    return "\n\n".join(parts) + "\n"
-
-
-def _words(run: Run) -> str:
-    task = ", ".join(f"{name} {value}" for name, value in run.task_settings.items())
-    return (
-        f"Rows: {task or 'as the task has them'}. Models: {run.model['num_hidden_layers']} layers, "
-        f"{run.model['num_attention_heads']} head(s). Training: {run.steps:,} steps of {run.batch} rows, "
-        f"rate {run.learning_rate:g}, seed {run.seed}"
-    )
-
-
-def _made_on(found: list[dict[str, Any]]) -> str:
-    records = [p["record"] for p in found]
-    hardware = {r["hardware"].get("gpu") or f"{r['hardware']['cpu']}, {r['threads']} thread" for r in records}
-    commits = {(r["commit"]["id"] or "unknown")[:10] for r in records}
-    return f"{'; '.join(sorted(hardware))}; commit {', '.join(sorted(commits))}"
-
-
-def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """A panel a task. Raises ImportError without matplotlib."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(TASKS), figsize=(11, 4.4), squeeze=False, layout="constrained")
-    for axis, task in zip(axes[0], TASKS, strict=True):
-        for name in sorted({p["attention"] for p in found}):
-            own = sorted(
-                (p["state"], p["accuracy"]) for p in found if p["task"] == task and p["attention"] == name
-            )
-            if own:
-                ours = name == "cosformer"
-                axis.plot(
-                    *zip(*own, strict=True), marker="o", label=name, color=COLOURS.get(name),
-                    lw=2.4 if ours else 1.5, zorder=4 if ours else 3,
-                )  # fmt: skip
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(-0.02, 1.02)
-        axis.set_xlabel("numbers in the state, all layers")
-        axis.set_ylabel("accuracy")
-        axis.set_title(tasks.get(task).title, loc="left", fontsize=11)
-        axis.grid(alpha=0.25)
-    axes[0][0].legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
 
 
 def render(results: Path, scale: str, out: Path) -> None:
@@ -153,14 +82,7 @@ def render(results: Path, scale: str, out: Path) -> None:
     if not found:
         sys.exit(f"there is no record at scale {scale} in {results}: run this without --render first.")
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        draw(found, out / f"recall-{scale}.png")
-        plot: str | None = f"recall-{scale}.png"
-    except ImportError:
-        plot = None
-        print("No plot: matplotlib is not installed (pip install matplotlib).", file=sys.stderr)
-    (out / f"recall-{scale}.md").write_text(to_markdown(found, scale, plot))
-    print(out / f"recall-{scale}.md")
+    print(*write_beside(document(found, scale), out / f"recall-{scale}.json"), sep="\n")
 
 
 def main() -> None:

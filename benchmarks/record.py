@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ import torch
 from benchmarks import machine
 from benchmarks.contenders import Contender, Shape
 from benchmarks.terminal import Parser
-
-FORMAT = "cosformer operator benchmark 1"
+from cosformer.report import render
+from cosformer.report.document import Document
+from cosformer.report.files import replace as replace_file
+from cosformer.report.sections import operator_cpu
+from cosformer.report.write import write_beside
 
 
 def new_record(
     shape: Shape, lengths: list[int], contenders: list[Contender], absent: dict[str, str]
 ) -> dict[str, Any]:
     """Machine, versions, commit and settings filled in; the measurements still empty."""
-    return header(FORMAT, shape.device) | {
+    return header(operator_cpu.FORMAT, shape.device) | {
         "others_share": None,
         "settings": {
             "device": shape.device.type,
@@ -48,6 +52,13 @@ def header(kind: str, device: torch.device) -> dict[str, Any]:
         "versions": machine.versions(),
         "commit": machine.commit(),
     }
+
+
+def publish(data: dict[str, Any], document: Callable[[dict[str, Any]], Document], path: Path) -> None:
+    """The record first; then its tables on the terminal, and its report beside it."""
+    replace_file(path, json.dumps(data, indent=1) + "\n")
+    made = document(data)
+    print(render.terminal(made) + "\n", path, *write_beside(made, path), sep="\n")
 
 
 def check_out(p: Parser, path: Path | None) -> None:

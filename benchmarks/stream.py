@@ -48,8 +48,7 @@ def stream(tokens: int, progress: Progress) -> dict[str, Any]:
         kept.append((q, k, v, out))
         while sum(x[0].shape[1] for x in kept[1:]) > LAST + max(WINDOWS):
             kept.pop(0)
-        progress.done = seen
-        progress.step(f"{seen:,} of {tokens:,} tokens")
+        progress.step(f"{seen:,} of {tokens:,} tokens", seen)
     progress.end()
     seconds = time.perf_counter() - began
     q, k, v, out = (torch.cat(x, 1)[:, -LAST - max(WINDOWS) :] for x in zip(*kept, strict=True))

@@ -5,38 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.terminal import times
+from cosformer.report.sections.operator_cpu import Results
 
-PHASE = "forward+backward"
 STATED_FOR = {"device": "cpu", "threads": 2, "dtype": "float32", "batch": 1, "heads": 8, "dim": 64}
-
-
-class Results:
-    """Look-ups in the record of a run."""
-
-    def __init__(self, data: dict[str, Any]):
-        self.data = data
-        self.settings: dict[str, Any] = data["settings"]
-        self._timings = {self._key(t): t for t in data["timings"]}
-        self._memory = {self._key(m): m for m in data["memory"]}
-
-    @staticmethod
-    def _key(record: dict[str, Any]) -> tuple[Any, ...]:
-        return record["contender"], record["mode"], record["phase"], record["length"]
-
-    def timing(self, contender: str, mode: str, phase: str, length: int) -> dict[str, Any] | None:
-        return self._timings.get((contender, mode, phase, length))
-
-    def time(self, contender: str, mode: str, length: int, phase: str = PHASE) -> float | None:
-        return (self.timing(contender, mode, phase, length) or {}).get("median_s")
-
-    def memory(self, contender: str, mode: str, length: int) -> dict[str, Any] | None:
-        return self._memory.get((contender, mode, PHASE, length))
-
-    def extra(self, contender: str, mode: str, length: int) -> float | None:
-        return (self.memory(contender, mode, length) or {}).get("extra_bytes")
-
-    def decoding(self, position: int, field: str) -> float | None:
-        return next((d[field] for d in self.data["decoding"] if d["position"] == position), None)
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
@@ -148,6 +119,23 @@ TARGETS = [
 def missed(results: Results) -> list[Target]:
     found = [(t, t.figure(results)) for t in TARGETS]
     return [t for t, figure in found if figure is not None and not t.met(figure)]
+
+
+def verdict(data: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    """What is said about the promises, and a row for each."""
+    results = Results(data)
+    said = "Stated for two CPU cores, float32, B = 1, H = 8, D = 64, forward+backward."
+    if results.settings["device"] != "cpu":
+        return said + " Not judged on another device.", []
+    differs = conditions(results)
+    if differs:
+        said += f" This run had {', '.join(differs)}: the table is for orientation."
+    elif any(t.figure(results) is None for t in TARGETS):
+        said += " What this run left out is marked as not measured."
+    count = len(missed(results))
+    if count:
+        said += f" Missed: {count}; see *Where the time goes* below."
+    return said, [t.row(results) for t in TARGETS]
 
 
 def conditions(results: Results) -> list[str]:

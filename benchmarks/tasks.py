@@ -26,13 +26,14 @@ import numpy as np
 import torch
 
 from benchmarks import listops_judge, machine
-from benchmarks.tasks_report import to_markdown
 from benchmarks.terminal import Parser
 from cosformer import tasks
 from cosformer.report.files import replace as replace_file
-from cosformer.tasks import cache, workers
+from cosformer.report.sections.generators import document
+from cosformer.report.write import write_beside
 from cosformer.tasks.base import SPLITS
-from cosformer.tasks.listops_trees import CLOSE, OPERATOR, SYMBOLS
+from cosformer.tasks.io import cache, workers
+from cosformer.tasks.lra.listops_trees import CLOSE, OPERATOR, SYMBOLS
 
 FORMAT = "cosformer tasks benchmark 1"
 JUDGED = 10_000  # labels of ListOps that the independent evaluator looks at
@@ -169,8 +170,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"tasks-cpu-{data['date'][:10].replace('-', '')}"
     replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
-    replace_file(path.with_suffix(".md"), to_markdown(data))
-    print(path.with_suffix(".md"))
+    print(*write_beside(document(data), path.with_suffix(".json")), sep="\n")
     if args.sheet:
         task = tasks.build("pathfinder")
         assert isinstance(task, tasks.Pathfinder)

@@ -4,10 +4,10 @@ import sys
 
 try:
     from cosformer.cli.parser import Parser
-    from cosformer.terminal import Progress, markdown, plain, seconds, size, times
+    from cosformer.terminal import Progress, plain, seconds, size, times
 except ModuleNotFoundError as error:
     if error.name != "cosformer":
         raise
     sys.exit("The package cosformer is not installed; run `pip install -e .` in the repository.")
 
-__all__ = ["Parser", "Progress", "markdown", "plain", "seconds", "size", "times"]
+__all__ = ["Parser", "Progress", "plain", "seconds", "size", "times"]

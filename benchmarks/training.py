@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from benchmarks.terminal import Parser, markdown, plain
+from benchmarks.terminal import Parser, plain
 from cosformer import tasks
 from cosformer.report.files import replace as replace_file
-from cosformer.tasks.sources import DataError
+from cosformer.report.sections.training import speeds, training_document
+from cosformer.report.write import write_beside
+from cosformer.tasks.io.sources import DataError
 from cosformer.training import Run, recipes, train
 from cosformer.training.evaluation import autocast
 from cosformer.training.main import device_of, source
@@ -27,14 +29,12 @@ from cosformer.training.model import build
 from cosformer.training.order import Order
 
 FORMAT = "cosformer training benchmark 1"
-TARGET = 0.4  # of the model's own speed
 # Data that would take minutes to generate: the speed follows from the lengths of the rows, not their number.
 _FEWER = {
     "listops": {"train_rows": 8192, "valid_rows": 64, "test_rows": 64},
     "pathfinder": {"train_rows": 8192, "valid_rows": 64, "test_rows": 64},
 }
 _BATCHES = 20
-_HEADER = ("recipe", "attention", "bare, tokens/s", "trained, tokens/s", "share", "peak memory, MiB")
 
 
 def bare(run: Run, seconds: float) -> float:
@@ -87,33 +87,6 @@ def measure(run: Run, seconds: float) -> dict[str, Any]:
     }
 
 
-def rows(data: dict[str, Any]) -> list[list[str]]:
-    return [
-        [
-            m["recipe"], m["attention"], f"{m['bare_tokens_per_s']:,.0f}", f"{m['tokens_per_s']:,.0f}",
-            f"{m['share']:.0%}", f"{m['peak_memory_bytes'] / 2**20:,.0f}",
-        ]
-        for m in data["measured"]
-    ]  # fmt: skip
-
-
-def to_markdown(data: dict[str, Any]) -> str:
-    worst = min((m["share"] for m in data["measured"]), default=None)
-    verdict = (
-        "" if worst is None else f" The lowest share is {worst:.0%}; at least {TARGET:.0%} was promised."
-    )
-    where = data["hardware"].get("gpu") or data["hardware"]["cpu"]
-    versions = ", ".join(f"{name} {version}" for name, version in data["versions"].items())
-    absent = "".join(f"- `{name}` was left out: {reason}\n" for name, reason in data["absent"].items())
-    return (
-        "# Training beside the model's own speed\n\n"
-        f"On {where}, at scale {data['scale']}.{verdict}\n\n{markdown(_HEADER, rows(data))}\n\n{absent}\n"
-        "Bare is forward and backward alone, over the same batches; trained is everything: data, forward, "
-        f"backward, clipping, optimiser, log. {versions}; "
-        f"commit {machine.commit_words(data['commit'])}; {data['date']}.\n"
-    )
-
-
 def main() -> None:
     parser = Parser(prog="python -m benchmarks.training", description=__doc__.splitlines()[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
@@ -151,8 +124,8 @@ def main() -> None:
             path = save(data, args.out, device)
             if name in data["absent"]:
                 break
-            print(plain(_HEADER, rows(data)[-1 - len(data["absent"]) :]), flush=True)
-    print(plain(_HEADER, rows(data)), path, sep="\n")
+            print(plain((table := speeds(data)).header, table.rows[-1 - len(data["absent"]) :]), flush=True)
+    print(plain((table := speeds(data)).header, table.rows), path, sep="\n")
 
 
 def save(data: dict[str, Any], folder: Path, device: torch.device) -> Path:
@@ -160,8 +133,7 @@ def save(data: dict[str, Any], folder: Path, device: torch.device) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"training-{device.type}-{data['date'][:10].replace('-', '')}"
     replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
-    replace_file(path.with_suffix(".md"), to_markdown(data))
-    return path.with_suffix(".md")
+    return write_beside(training_document(data), path.with_suffix(".json"))[0]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ FORMAT = "cosformer windows benchmark 1"
 Windows = tuple[int | None, ...]
 # Of the sixteen heads of a GPU's call, and of the eight of a CPU's.
 MIXED: dict[str, Windows] = {
-    "cuda": (2, 4, 8, 16, 64, 128, 256, None) * 2,
+    "cuda": (*(2, 4, 8, 16, 64, 128, 256) * 2, None, None),
     "cpu": (2, 4, 8, 16, 64, 128, None, None),
 }
 WIDE = {"cuda": (1024, 4096), "cpu": (512, 8192)}

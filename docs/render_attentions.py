@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from cosformer import attention, positions
+from cosformer.report import render as report
 
 FOLDER = Path(__file__).resolve().parent
 SHORT, LONG = 1024, 65536  # lengths at which states are given
@@ -61,8 +62,8 @@ Random features and noise are drawn once, saved with the model, and drawn anew w
 """
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows])
+def words(header: list[str], rows: list[list[str]]) -> str:
+    return report.table(header, rows, figures=False)
 
 
 def paper(text: str) -> str:
@@ -113,15 +114,15 @@ def render() -> str:
     ]
     parts = [
         INTRODUCTION,
-        table(["attention", "paper"], [[f"`{n}`", paper(attention.traits(n).paper)] for n in names]),
+        words(["attention", "paper"], [[f"`{n}`", paper(attention.traits(n).paper)] for n in names]),
         ABILITIES,
-        table(header, [ability_row(n) for n in names]),
+        words(header, [ability_row(n) for n in names]),
         PARAMETERS,
-        table(["attention", "parameters"], [[f"`{n}`", parameters(attention.parameters(n))] for n in names]),
+        words(["attention", "parameters"], [[f"`{n}`", parameters(attention.parameters(n))] for n in names]),
         AGREEMENT,
-        table(["attention", "agrees with"], [[f"`{n}`", agreement(n, records)] for n in names]),
+        words(["attention", "agrees with"], [[f"`{n}`", agreement(n, records)] for n in names]),
         POSITIONS,
-        table(
+        words(
             ["position", "parameters"],
             [[f"`{n}`", parameters(positions.parameters(n))] for n in positions.names()],
         ),

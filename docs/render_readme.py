@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cosformer.report import benchmarks, records, svg
-from cosformer.report.results import hardware_words
-from cosformer.terminal import markdown, seconds, size
+from cosformer.report import plotter, records, render
+from cosformer.report.sections import operator_gpu
+from cosformer.report.sections.common import PHASE, hardware_words, latest
+from cosformer.terminal import seconds, size
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 FIGURE = ROOT / "docs" / "figures" / "time-against-length.svg"
 BEGIN, END = "<!-- measured: python docs/render_readme.py -->\n", "<!-- end of measured -->\n"
-PHASE = "forward+backward"
 
 Record = dict[str, Any]
 
 
 def newest(kind: str) -> Record:
-    found = benchmarks.latest(records.benchmarks(ROOT / "benchmarks" / "reports"), f"cosformer {kind}")
+    found = latest(records.benchmarks(ROOT / "benchmarks" / "reports"), f"cosformer {kind}")
     if found is None:
         raise SystemExit(f"There is no record of the {kind} in benchmarks/reports.")
     return found
@@ -71,11 +71,11 @@ def table() -> str:
     for name, figures, write, note in rows():
         said = [f"**{write(x)}**" if x == min(figures) else write(x) for x in figures]
         made.append([f"{name} {note}", *said])
-    return markdown(("", "cosFormer", "softmax"), made) + "\n"
+    return render.table(("", "cosFormer", "softmax"), made) + "\n"
 
 
 def figure() -> str:
-    return svg.standalone(benchmarks.gpu_plot(newest("operator benchmark on a GPU")))
+    return plotter.standalone(operator_gpu.plot(newest("operator benchmark on a GPU")))
 
 
 def readme(text: str) -> str:

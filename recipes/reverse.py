@@ -1,6 +1,6 @@
 """The encoder-decoder learns to reverse a sequence."""
 
-from cosformer.tasks.reverse import END, START
+from cosformer.tasks.synthetic.reverse import END, START
 from cosformer.training.recipes import Table
 
 TABLE = Table(

@@ -7,7 +7,7 @@ probably meant.
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -70,6 +70,17 @@ class Registry(Generic[T]):
         return self.get(name)(**chosen)
 
 
+def nearest(given: object, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word that was probably meant, or None."""
+    return next(iter(difflib.get_close_matches(str(given), list(known), n=1, cutoff=cutoff)), None)
+
+
 def _meant(given: object, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(given), list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(given, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def meant_or_known(given: str, known: Sequence[str], all_of_them: str) -> str:
+    """The end of a sentence: what was probably meant, else `all_of_them` and the known words."""
+    near = nearest(given, known)
+    return f"did you mean {near}?" if near else f"{all_of_them} {', '.join(known)}."

@@ -1,45 +1,36 @@
 """What a person at the terminal sees: one progress line, plain tables, figures in the unit that suits."""
 
 import sys
-import time
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any
 
 
 class Progress:
-    """One line that is written over, with the time left; where nobody watches, a line now and then."""
+    """A bar over the steps of something, with the time left and what is being done; where nobody watches a
+    terminal, a line now and then."""
 
-    def __init__(self, stream: TextIO | None = None, every: float = 20.0):
-        self.stream = stream or sys.stderr
-        self.watched = self.stream.isatty()
-        self.every = 0.1 if self.watched else every
-        self.steps = self.done = 0
-        self.began = self.shown = time.monotonic()
+    def __init__(self, every: float = 20.0):
+        watched = sys.stderr.isatty()
+        often = 0.1 if watched else every
+        self.how = {"mininterval": often, "delay": often, "dynamic_ncols": watched, "leave": False}
+        self.bar: Any = None
 
     def start(self, steps: int) -> None:
-        self.steps, self.done = steps, 0
-        self.began = time.monotonic()
+        from tqdm import tqdm
 
-    def step(self, doing: str) -> None:
-        """Called before each step with what it is about to do."""
-        now = time.monotonic()
-        if now - self.shown >= self.every:
-            share = self.done / max(self.steps, 1)
-            left = (now - self.began) * (1 - share) / share if share > 0.02 else None
-            text = f"{share:4.0%}  {_minutes(left) + ' left' if left is not None else '':>10}  {doing}"
-            self.stream.write(f"\r{text[:118]:<118}" if self.watched else text + "\n")
-            self.stream.flush()
-            self.shown = now
-        self.done += 1
+        self.end()
+        form = "{percentage:3.0f}%  {remaining} left  {desc}"
+        self.bar = tqdm(total=steps, bar_format=form, file=sys.stderr, **self.how)
+
+    def step(self, doing: str, done: int | None = None) -> None:
+        """Called before each step with what it is about to do, and where it is not the next one, with how
+        many are done."""
+        self.bar.set_description_str(doing, refresh=False)
+        self.bar.update(1 if done is None else done - self.bar.n)
 
     def end(self) -> None:
-        if self.watched:
-            self.stream.write("\r" + " " * 118 + "\r")
-            self.stream.flush()
-
-
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        if self.bar is not None:
+            self.bar.close()
 
 
 def plain(header: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
@@ -52,11 +43,6 @@ def plain(header: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = 
         lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
-    rule = ["---"] + ["---:" if figures else "---"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
 
 
 def seconds(value: float) -> str:

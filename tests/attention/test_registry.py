@@ -5,6 +5,7 @@ import torch
 
 from cosformer import attention
 from cosformer.registry import Registry
+from tests.attention import zoo
 
 
 def test_what_is_there():
@@ -99,3 +100,17 @@ def test_a_state_of_another_mechanism_is_refused():
     _, state = attention.build("softmax")(q, q, q, causal=True, return_state=True)
     with pytest.raises(TypeError, match=r"state must be a CosformerState .* but got KeyValueState"):
         attention.build("cosformer", horizon=9)(q, q, q, causal=True, state=state)
+
+
+def test_what_it_can_do_is_known_before_it_is_built(monkeypatch):
+    """With whatever parameters: the same as the mechanism itself says."""
+    taking = {"relu": {"windows": [None]}, "rfa": {"gate": True}, "synthesizer": {"kind": "random"}}
+    said = [
+        (name, parameters, attention.build(name, **parameters).traits)
+        for name in attention.names()
+        for parameters in (*zoo.variations(name), taking.get(name, {}))
+    ]
+    assert {name for name, _, traits in said if traits != attention.traits(name)} == set(taking)
+    monkeypatch.setattr(attention.Attention, "__init__", None)
+    for name, parameters, traits in said:
+        assert attention.traits(name, **parameters) == traits, (name, parameters)

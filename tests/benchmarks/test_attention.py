@@ -1,6 +1,5 @@
 """The benchmark of all attentions: nothing wrong is timed, claims are checked, reports come from records."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -12,10 +11,10 @@ import torch
 
 from benchmarks.attention import plan, predict
 from benchmarks.attention_cases import contender, examine, find, state_numbers
-from benchmarks.attention_report import exponent, growth, to_markdown
 from benchmarks.contenders import Shape
-from benchmarks.plot import _apart
 from cosformer import attention
+from cosformer.report.render import markdown
+from cosformer.report.sections.attention import document, exponent, growth
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape(1, 64, 2, 16, torch.float32, torch.device("cpu"))
@@ -116,7 +115,9 @@ def test_a_small_run_writes_a_report(tmp_path):
     assert all(v["verdict"] == "passed" for v in data["gate"])
     assert data["states"]["relu"] == {"64": 544, "128": 544}
     assert record.with_suffix(".png").stat().st_size > 10_000
-    assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)
+    assert record.with_suffix(".md").read_text() == markdown(
+        document(data), picture=record.with_suffix(".png").name
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,12 +139,6 @@ def test_a_mistake_is_one_sentence(arguments, says):
 )
 def test_reports_are_rendered_from_their_records(record):
     data = json.loads(record.read_text())
-    assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)
-
-
-def test_names_are_moved_apart_as_little_as_possible():
-    assert _apart([0.0, 100.0, 200.0], 10.0) == [0.0, 100.0, 200.0]
-    assert _apart([50.0, 50.0, 50.0], 10.0) == [40.0, 50.0, 60.0]
-    places = _apart([0.0, 4.0, 30.0, 31.0], 10.0)
-    assert all(b - a >= 10 - 1e-9 for a, b in itertools.pairwise(places))
-    assert places[:2] == [-3.0, 7.0]
+    assert record.with_suffix(".md").read_text() == markdown(
+        document(data), picture=record.with_suffix(".png").name
+    )

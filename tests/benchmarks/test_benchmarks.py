@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_report
+from benchmarks.attention_operator import document
 from benchmarks.contenders import Contender, Shape, authors_form, operator, softmax
 from benchmarks.gate import admit, examine
-from benchmarks.record import FORMAT
-from benchmarks.report import to_markdown
+from cosformer.report.render import markdown
+from cosformer.report.sections import operator_cpu, operator_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPE = Shape(1, 64, 2, 16, torch.float32, torch.device("cpu"))
@@ -65,7 +65,9 @@ def test_a_small_run_writes_a_report(tmp_path):
     assert {t["contender"] for t in data["timings"]} >= {"cosformer", "sdpa", "authors"}
     assert all(t["verdict"] == "passed" for t in data["gate"])
     assert record.with_suffix(".png").stat().st_size > 10_000
-    assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)
+    assert record.with_suffix(".md").read_text() == markdown(
+        document(data), picture=record.with_suffix(".png").name
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_a_mistake_is_one_sentence(arguments, says):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", [FORMAT, gpu_report.FORMAT])
+@pytest.mark.parametrize("kind", [operator_cpu.FORMAT, operator_gpu.FORMAT])
 def test_half_a_record_is_a_mistake(kind, tmp_path):
     path = tmp_path / "half.json"
     path.write_text(json.dumps({"format": kind, "date": "2026-01-01", "hardware": {"gpu": "A GPU"}}))
@@ -100,8 +102,5 @@ def test_half_a_record_is_a_mistake(kind, tmp_path):
 )
 def test_reports_are_rendered_from_their_records(record):
     data = json.loads(record.read_text())
-    if data["format"] == gpu_report.FORMAT:
-        rendered = gpu_report.to_markdown(data, record.with_suffix(".png").name)
-    else:
-        rendered = to_markdown(data, record.with_suffix(".png").name)
+    rendered = markdown(document(data), picture=record.with_suffix(".png").name)
     assert record.with_suffix(".md").read_text() == rendered

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import generation_steps
 from benchmarks.generation_cases import CONTENDERS, Sizes, build, cache_bytes, disagreement, filled
-from benchmarks.generation_report import findings, to_markdown
+from cosformer.models import step
+from cosformer.report.render import markdown
+from cosformer.report.sections.generation import document, findings
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Sizes(hidden=32, layers=1, heads=2, vocabulary=264)
@@ -30,7 +33,9 @@ def test_a_small_run_writes_a_report(tmp_path):
     assert len(data["results"]) == 12
     assert all(g["passed"] for g in data["gate"].values())
     assert record.with_suffix(".png").stat().st_size > 10_000
-    assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)
+    assert record.with_suffix(".md").read_text() == markdown(
+        document(data), picture=record.with_suffix(".png").name
+    )
     constant = [row for row in findings(data) if "cache is constant" in row[0]]
     assert [row[2] for row in constant] == ["yes", "yes"]
 
@@ -71,4 +76,22 @@ def test_a_mistake_is_one_sentence(arguments, says):
 )
 def test_reports_are_rendered_from_their_records(record):
     data = json.loads(record.read_text())
-    assert record.with_suffix(".md").read_text() == to_markdown(data, record.with_suffix(".png").name)
+    assert record.with_suffix(".md").read_text() == markdown(
+        document(data), picture=record.with_suffix(".png").name
+    )
+
+
+def test_ways_of_a_step(monkeypatch, capsys):
+    """A tiny run on the CPU: ways give the tokens of no cache, and each is timed."""
+    small = ["--device=cpu", "--batches=1", "--contexts=16", "--hidden=128", "--layers=1", "--dtype=float32",
+             "--vocabulary=64", "--backend=eager"]  # fmt: skip
+    monkeypatch.setattr(generation_steps, "TOKENS", (2, 4))
+    monkeypatch.setattr(generation_steps, "CHECKED", 20)
+    monkeypatch.setattr(generation_steps, "WAYS", ("general", "compiled"))
+    monkeypatch.setattr(sys, "argv", ["generation_steps", *small])
+    generation_steps.main()
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["differing_tokens"]) == 2 * len(data["results"]) == 4
+    assert set(data["differing_tokens"].values()) == {0}
+    assert all("ms_a_token" in row for row in data["results"])
+    assert step.DEVICES == ("cpu",)

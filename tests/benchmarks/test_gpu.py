@@ -11,15 +11,18 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import attention_operator as command
-from benchmarks import gpu, gpu_contenders, gpu_report
+from benchmarks import gpu, gpu_contenders
 from benchmarks.contenders import Contender, Shape, features, operator
 from benchmarks.gate import admit
-from benchmarks.gpu_plot import crossover, draw
 from benchmarks.gpu_targets import targets
 from benchmarks.record import new_record
 from benchmarks.terminal import Progress
 from cosformer import cosformer_attention
 from cosformer.ops import decode_step
+from cosformer.report import plotter
+from cosformer.report.render import markdown
+from cosformer.report.sections import operator_gpu
+from cosformer.report.sections.operator_gpu import crossover
 
 SHAPE = Shape(1, 64, 4, 16, torch.float32, torch.device("cpu"))
 
@@ -96,13 +99,17 @@ def test_nothing_is_timed_where_the_operator_is_wrong(broken, monkeypatch):
         gpu._right_first(SHAPE)
 
 
+def told(record, picture=""):
+    return markdown(operator_gpu.document(record, targets(record)), picture=picture)
+
+
 def test_a_run(record):
     found = {(t["contender"], t["mode"], t["phase"], t["length"]): t for t in record["gpu"]["timings"]}
     assert found["cosformer", "causal", "forward", 64]["median_s"] == pytest.approx(64e-6)
     assert found["sdpa", "causal", "forward+backward", 128]["batch"] == 1
     # Whoever is wrong is not timed, and the report says what was wrong.
     assert not any(name == "fla" for name, *_ in found)
-    text = gpu_report.to_markdown(record, "picture.png")
+    text = told(record, "picture.png")
     assert "is off by" in text
     assert "fla-relu (not there)" in text
     assert "![Time a token against the length](picture.png)" in text
@@ -163,7 +170,7 @@ def test_of_several_forms_the_fastest_counts(record):
     assert [(v["form"], v["verdict"]) for v in gate] == [("wrong", "wrong"), ("slow", "passed")]
     assert gpu._admitted(replace(c, forms={"wrong": c.forms["wrong"]}), SHAPE, gate) is None
     record["gpu"]["timings"] += timings
-    assert "the faster counts: fast in" in gpu_report.to_markdown(record, None)
+    assert "the faster counts: fast in" in told(record)
 
 
 def test_what_would_take_too_long_is_not_run(record, monkeypatch):
@@ -182,7 +189,7 @@ def test_what_is_timed_but_does_not_fit_once_more(record, monkeypatch):
     c = Contender("sdpa", "softmax", softmax, computes="softmax")
     timings, peaks = gpu._against_length(c, replace(SHAPE, dim=16), "causal", Clock(None), 0.1)
     assert not peaks
-    text = gpu_report.to_markdown({**record, "gpu": {**record["gpu"], "timings": timings}}, None)
+    text = told({**record, "gpu": {**record["gpu"], "timings": timings}})
     assert "forward+backward, D = 16, T = 128, peak memory: CUDA out of memory." in text
     assert "forward, D = 16, T = 128" not in text.split("## Not run")[1]
 
@@ -205,9 +212,18 @@ def test_targets_are_judged(record):
 
 
 def test_picture(record, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    draw(record, tmp_path / "picture.png")
+    figure = operator_gpu.figure(record)
+    (plot,) = figure.plots
+    lines = {line.name: line.points for line in plot.lines}
+    assert lines["cosFormer"][0] == (64, pytest.approx(record_time(record) / 64)), "a token's share of a call"
+    plotter.png(figure, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def record_time(record):
+    case = ("cosformer", "causal", "forward+backward", 64)
+    fields = ("contender", "mode", "phase", "length")
+    return next(t["median_s"] for t in record["gpu"]["timings"] if tuple(t[f] for f in fields) == case)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +280,9 @@ def test_a_run_that_was_stopped_goes_on(record, monkeypatch, tmp_path):
     data = record | {"gpu": record["gpu"] | {"finished": False}}
     last = data["gpu"]["parts"][-1]["contender"]
     data["gpu"]["parts"] = data["gpu"]["parts"][:-1]
-    said = gpu_report.to_markdown(data, None).split("stopped before it had measured: ")[1]
-    assert f"{gpu_report.NAMES[last]} (D = {gpu.DIMS[0]})" in said
-    assert not said.startswith(gpu_report.NAMES[data["gpu"]["parts"][0]["contender"]])
+    said = told(data).split("stopped before it had measured: ")[1]
+    assert f"{operator_gpu.NAMES[last]} (D = {gpu.DIMS[0]})" in said
+    assert not said.startswith(operator_gpu.NAMES[data["gpu"]["parts"][0]["contender"]])
     path = tmp_path / "record.json"
     clean = record | {"commit": record["commit"] | {"dirty": False}}
     data["commit"] = clean["commit"]

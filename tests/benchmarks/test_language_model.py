@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.language_model import main, to_markdown
+from benchmarks.language_model import document, main
+from cosformer.report.render import markdown
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,4 +36,4 @@ def test_a_mistake_is_one_sentence(arguments, says, monkeypatch, capsys):
     "record", sorted((ROOT / "benchmarks/reports").glob("language-model-*.json")), ids=lambda p: p.name
 )
 def test_reports_are_rendered_from_their_records(record):
-    assert record.with_suffix(".md").read_text() == to_markdown(json.loads(record.read_text()))
+    assert record.with_suffix(".md").read_text() == markdown(document(json.loads(record.read_text())))

@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks import listops_judge
 from benchmarks import tasks as benchmark
-from benchmarks.tasks_report import to_markdown
 from cosformer import tasks
+from cosformer.report.render import markdown
+from cosformer.report.sections.generators import document
 
 REPORTS = sorted((Path(__file__).parents[2] / "benchmarks/reports").glob("tasks-*.json"))
 
@@ -69,7 +70,7 @@ def test_trees_of_the_published_rules_keep_the_limits():
 @pytest.mark.parametrize("record", REPORTS, ids=lambda path: path.stem)
 def test_reports_are_rendered_from_their_records(record):
     data = json.loads(record.read_text())
-    assert record.with_suffix(".md").read_text() == to_markdown(data)
+    assert record.with_suffix(".md").read_text() == markdown(document(data))
     assert not data["commit"]["dirty"]
     assert data["tasks"]["listops"]["judged"] == {"labels": 10_000, "denied": 0}
     assert sum(data["tasks"]["pathfinder"]["rows"].values()) == 200_000

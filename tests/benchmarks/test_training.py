@@ -8,6 +8,9 @@ import torch
 
 from benchmarks import learning, recall, training
 from cosformer import tasks
+from cosformer.report.render import markdown
+from cosformer.report.sections.learning import learned as learned_
+from cosformer.report.sections.training import training_document
 from cosformer.tasks.metrics import Accuracy, BitsPerCharacter
 from cosformer.training import Run, files, recipes
 from tests.tasks import tiny
@@ -16,6 +19,10 @@ from tests.training.toy import recall as tiny_recall
 from tests.training.toy import toy
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def told(records, absent):
+    return markdown(learning.document(records, absent, "tiny", learning.FOLDS))
 
 
 def test_the_trainer_is_measured_beside_the_bare_model(tmp_path):
@@ -27,7 +34,7 @@ def test_the_trainer_is_measured_beside_the_bare_model(tmp_path):
         "hardware": {"cpu": "x"}, "versions": {"torch": "2"}, "commit": {"id": "abc", "dirty": True},
         "date": "today",
     }  # fmt: skip
-    text = training.to_markdown(data)
+    text = markdown(training_document(data))
     assert f"The lowest share is {measured['share']:.0%}; at least 40% was promised." in text
     assert "no such file" in text
     assert "commit abc, with local changes; today." in text
@@ -68,7 +75,7 @@ def test_the_recorded_sweep_is_complete_and_rendered_from_its_records():
     wanted = [(t, a, w) for t in recall.TASKS for a in recall.ATTENTIONS for w in recall.WIDTHS["cpu"]]
     assert sorted((p["task"], p["attention"], p["width"]) for p in found) == sorted(wanted)
     report = (ROOT / "benchmarks/reports/recall-cpu.md").read_text()
-    assert report == recall.to_markdown(found, "cpu", "recall-cpu.png")
+    assert report == markdown(recall.document(found, "cpu"), picture="recall-cpu.png")
     assert not any(p["record"]["commit"]["dirty"] for p in found)
     for task in recall.TASKS:
         score = {(p["attention"], p["width"]): p["accuracy"] for p in found if p["task"] == task}
@@ -83,7 +90,7 @@ def test_recorded_learning_is_rendered_from_its_records():
     assert {m for _, m in pairs} == {"softmax", "cosformer"}
     assert not any(r["commit"]["dirty"] for r in records)
     absent = sorted({*recipes.names()} - {task for task, _ in pairs})
-    assert (ROOT / "results/learning-tiny.md").read_text() == learning.to_markdown(records, absent, "tiny")
+    assert (ROOT / "results/learning-tiny.md").read_text() == told(records, absent)
 
 
 def test_the_scale_of_one_core_has_its_own_settings():
@@ -125,7 +132,7 @@ def test_a_task_is_learned_where_the_margin_is_no_accident(right, learned):
     assert found["better_by"] == pytest.approx(right / 200 - 0.5)
     assert found["standard_error"] == pytest.approx(0.05, abs=0.006)
     assert found["rows"] == 200
-    assert learning.learned({"margin": found}) == learned
+    assert learned_({"margin": found}) == learned
 
 
 def test_folds_count_together_where_the_test_split_is_too_small(tmp_path, monkeypatch):
@@ -168,13 +175,13 @@ def test_the_table_has_the_newest_records_and_names_what_failed():
         }  # fmt: skip
 
     records = [record("copy", "a" * 40, 0.0), record("copy", "b" * 40, 0.3), record("rte", "b" * 40, 0.015)]
-    text = learning.to_markdown(records, ["qqp"], "tiny").replace("  ", " ")
+    text = told(records, ["qqp"]).replace("  ", " ")
     assert "seed 0, on a CPU with 1 thread, commit bbbbbbbbbb." in text
     assert "0.8000" in text
     assert "Not learned in this time: rte with softmax." in text
     assert "Left out, for their files were not there: qqp." in text
     assert "cross-validation" not in text
-    text = learning.to_markdown([*records[:2], records[2] | {"folds": []}], [], "tiny")
+    text = told([*records[:2], records[2] | {"folds": []}], [])
     assert "The official development set of rte has fewer than 500 rows" in text
 
 

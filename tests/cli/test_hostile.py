@@ -180,3 +180,26 @@ def test_names_do_not_command_the_terminal(typed, capsys):
     assert code == 2
     assert said.endswith("\n")
     assert said[:-1].isprintable(), said
+
+
+@pytest.mark.parametrize("content", ["my notes", "{}", '{"line": 2, "x', "[" * 50_000 + "\n", "notes\n"])
+def test_texts_do_not_take_the_place_of_what_is_there(content, saved, tmp_path, capsys):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text(json.dumps({"prompt": "a"}) + "\n")
+    out.write_text(content)
+    typed = ["generate", saved, "--prompts", prompts, "--out", out, "--tokens", "2", "--greedy"]
+    code, said = run(capsys, typed)
+    assert (code, "has something else in line 1" in said) == (2, True), said
+    assert out.read_text() == content
+    for begun in ("", '{"li', '{"line": 1, "prompt": "a", "te'):  # what such a command may have left
+        out.write_text(begun)
+        assert run(capsys, typed)[0] == 0
+        assert json.loads(out.read_text())["prompt"] == "a"
+
+
+def test_half_a_character_in_a_prompt_of_a_file(saved, tmp_path, capsys):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('{"prompt": "a\\ud800"}\n{"prompt": "b"}\n{"prompt": "c", "id": "\\udfff"}\n')
+    assert run(capsys, ["generate", saved, "--prompts", prompts, "--out", out, "--tokens", "2"])[0] == 1
+    made = [json.loads(line) for line in out.read_text().splitlines()]
+    assert ["error" in line for line in made] == [True, False, True]

@@ -17,15 +17,18 @@ import torch
 
 from cosformer import tasks
 from cosformer.cli import main
+from cosformer.demo import recipe as demo_recipe
 from cosformer.demo import training
 from cosformer.demo.maps import attention_maps, most_concentrated
-from cosformer.demo.page import LENGTH_PLOTS, figures
-from cosformer.demo.settings import MECHANISMS, TINY
+from cosformer.demo.settings import TINY, Settings
 from cosformer.models import CosformerConfig, CosformerForCausalLM
+from cosformer.report.sections.demo import LENGTH_PLOTS, MECHANISMS, figures
+from cosformer.training import recipes
 from cosformer.training.model import build
 from tests.report.demo_record import RECORD
 
 ROOT = Path(__file__).parents[2]
+LAYERS = 2
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +54,7 @@ def test_everything_is_there(finished):
         assert 0 < learned["bits"] < 10
         assert [c["length"] for c in costs["contexts"]] == list(TINY.lengths)
         assert all(c["seconds"] > 0 and c["cache_bytes"] > 0 for c in costs["contexts"])
-        assert len(record["maps"][name]) == TINY.layers
+        assert len(record["maps"][name]) == LAYERS
         assert record["samples"][name]
         assert f"{learned['bits']:.3f}" in page
     # Of so little memory an idle allocator may hand out all: what grew by nothing is not drawn.
@@ -59,7 +62,7 @@ def test_everything_is_there(finished):
     drawn = [field for _, field, *_ in LENGTH_PLOTS if any(c[field] for c in contexts)]
     assert {"seconds", "cache_bytes"} <= set(drawn)
     assert page.count('class="plot"') == 2 + len(drawn)
-    assert page.count("<img") == 2 * TINY.layers
+    assert page.count("<img") == 2 * LAYERS
 
 
 def test_caches_are_as_large_as_their_shapes_say(finished):
@@ -160,11 +163,11 @@ def test_time_limits_the_steps():
 
 
 def test_both_are_trained_alike():
-    ours, theirs = (training.run_of(TINY, name, 10) for name in MECHANISMS)
+    ours, theirs = (TINY.run(name, 10) for name in MECHANISMS)
     assert ours.differences(theirs) == ["attention", "model"]
     own = {name for name in ours.model | theirs.model if ours.model.get(name) != theirs.model.get(name)}
     assert own == {"attention_parameters", "position"}
-    task = tasks.build("python", length=TINY.length)
+    task = tasks.build("python", **ours.task_settings)
     sizes = {sum(p.numel() for p in build(run, task).parameters()) for run in (ours, theirs)}
     assert len(sizes) == 1
 
@@ -219,3 +222,13 @@ def test_held_out_text_can_be_cut_short():
     assert len(short.dataset("train")) == len(whole.dataset("train"))
     with pytest.raises(ValueError, match="held_out"):
         tasks.build("python", held_out=0)
+
+
+@pytest.mark.parametrize("steps", [10, 800])
+def test_it_is_a_recipe(steps):
+    """Found by its path like any other, and paced by its steps."""
+    path = Path(demo_recipe.__file__)
+    run = recipes.build(path, scale="small", attention="cosformer", steps=steps)
+    assert run == Settings().run("cosformer", steps)
+    assert (run.warmup, run.eval_every) == (steps // 10, steps)
+    assert recipes.build(path, scale="tiny", attention="softmax", warmup=3).warmup == 3

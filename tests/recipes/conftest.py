@@ -1,6 +1,7 @@
 import pytest
 
-from cosformer.tasks import corpora, pathfinder
+from cosformer.tasks.io import corpora
+from cosformer.tasks.lra import pathfinder
 from tests.tasks import tiny
 from tests.training.conftest import _frozen  # noqa: F401 (a fixture)
 

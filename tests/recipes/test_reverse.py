@@ -7,7 +7,7 @@ import torch
 
 from cosformer import tasks
 from cosformer.models import CosformerForConditionalGeneration
-from cosformer.tasks.reverse import END, PAD
+from cosformer.tasks.synthetic.reverse import END, PAD
 from cosformer.training import Run, best, files, recipes, train
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "reverse.jsonl"

@@ -18,7 +18,7 @@ const links = all("a[href]").map((a) => a.getAttribute("href"));
 const said = {
   scroll: of.documentElement.scrollWidth,
   plots: all("svg.plot").map((p) => [box(p).width, box(p).height]),
-  paths: all("svg.plot path").map((p) => p.getTotalLength()),
+  paths: all("svg.plot .line path").map((p) => p.getTotalLength()),
   images: all("img").map((i) => i.naturalWidth),
   letters: Math.min(...all("svg.plot text").map((t) => Math.max(box(t).height, box(t).width))),
   lost: links.filter((h) => h.startsWith("#") && !of.getElementById(h.slice(1))),

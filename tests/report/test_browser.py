@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cosformer.demo import page as demo_page
+from cosformer.report.sections import demo as demo_page
 from cosformer.report.write import report, write
 from tests.report import browser
 from tests.report.demo_record import RECORD

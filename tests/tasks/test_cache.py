@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import cache, workers
+from cosformer.tasks.io import cache, workers
 from tests.tasks import tiny
 
 

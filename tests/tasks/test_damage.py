@@ -8,7 +8,7 @@ import pytest
 
 from cosformer import checksums, tasks
 from cosformer.cli import main
-from cosformer.tasks import cache
+from cosformer.tasks.io import cache
 from tests.tasks import tiny
 
 

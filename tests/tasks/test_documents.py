@@ -1,15 +1,12 @@
 """Pairs of papers, pictures, and sequences for fine-tuning: what a row is made of."""
 
-import zlib
-
 import numpy as np
 import pytest
 import torch
 
 from cosformer import tasks
-from cosformer.tasks import png
-from cosformer.tasks.finetuning import FOLDS, _framed, held_out
-from cosformer.tasks.tokens import Bytes
+from cosformer.tasks.glue.finetuning import FOLDS, _framed, held_out
+from cosformer.tasks.io.tokens import Bytes
 from tests.tasks import tiny
 
 B, S, E = Bytes.bos, Bytes.sep, Bytes.eos
@@ -85,32 +82,6 @@ def test_retrieval_keeps_a_text_once():
         (tiny.sentence(i).encode()[:10], tiny.sentence(i + 1).encode()[:10], i % 2) for i in range(20)
     ]
     assert texts(rows) == expected
-
-
-def filtered(picture, kind):
-    """A picture's rows behind one of the five filters of the standard, pixel by pixel."""
-    height, width = picture.shape
-    at = lambda y, x: int(picture[y, x]) if y >= 0 and x >= 0 else 0  # noqa: E731
-    out = bytearray()
-    for y in range(height):
-        own = (y % 5) if kind == "mixed" else kind
-        out.append(own)
-        for x in range(width):
-            a, b, c = at(y, x - 1), at(y - 1, x), at(y - 1, x - 1)
-            nearest = min((a, b, c), key=lambda v: abs(a + b - c - v))
-            out.append((at(y, x) - (0, a, b, (a + b) // 2, nearest)[own]) % 256)
-    return bytes(out)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (13, 7), (7, 13)])
-@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, "mixed"])
-def test_png_filters(kind, shape, tmp_path, monkeypatch):
-    picture = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
-    path = tmp_path / "x.png"
-    compress = zlib.compress
-    monkeypatch.setattr(png.zlib, "compress", lambda data, level: compress(filtered(picture, kind), level))
-    png.write(path, picture)
-    np.testing.assert_array_equal(png.read(path), picture)
 
 
 def test_image_order():

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cosformer import tasks
-from cosformer.tasks import corpora
-from cosformer.tasks.windows import Windows, collate_windows
+from cosformer.tasks.io import corpora
+from cosformer.tasks.language.windows import Windows, collate_windows
 from tests.tasks import tiny
 
 # length, overlap, tokens: also a last window of a single prediction, and a text shorter than a window.

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import listops_judge
 from cosformer import tasks
-from cosformer.tasks import listops
-from cosformer.tasks.listops_trees import SYMBOLS, Grammar, grow
+from cosformer.tasks.lra import listops
+from cosformer.tasks.lra.listops_trees import SYMBOLS, Grammar, grow
 from tests.tasks.tiny import write
 
 GROWN = 15_000

@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from cosformer import tasks
-from cosformer.tasks.masking import packed
-from cosformer.tasks.tokens import Bytes
+from cosformer.tasks.io.tokens import Bytes
+from cosformer.tasks.language.masking import packed
 from tests.tasks import tiny
 
 

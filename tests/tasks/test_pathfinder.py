@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import pathfinder, png
-from cosformer.tasks.pathfinder_drawing import draw
-from cosformer.tasks.pathfinder_snakes import Snakes, distances
+from cosformer.tasks.lra import pathfinder
+from cosformer.tasks.lra.pathfinder_drawing import draw
+from cosformer.tasks.lra.pathfinder_snakes import Snakes, distances
 
 STIMULI = {
     "pathfinder": tasks.build("pathfinder").stimulus,
@@ -165,6 +166,6 @@ def test_labels_and_pictures():
 def test_contact_sheet(tmp_path):
     path = tmp_path / "sheet.png"
     tasks.contact_sheet(tasks.build("pathfinder"), path, across=4, down=2)
-    sheet = png.read(path)
+    sheet = np.array(PIL.Image.open(path))
     assert sheet.shape == (4 * 130 + 6, 4 * 130)
     assert (sheet[2 * 130 : 2 * 130 + 6] == 255).all(), "a line between label 1 and label 0"

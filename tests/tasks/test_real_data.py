@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import corpora, sources
+from cosformer.tasks.io import corpora, sources
 
 DATA = os.environ.get("COSFORMER_DATA")
 

@@ -3,11 +3,14 @@
 import gzip
 import json
 import lzma
+import struct
+import zlib
 
+import PIL.Image
 import pytest
 
 from cosformer import tasks
-from cosformer.tasks import png, sources
+from cosformer.tasks.io import sources
 from tests.tasks import tiny
 from tests.tasks.tiny import write
 
@@ -174,7 +177,7 @@ def test_where_files_are_looked_for(monkeypatch, tmp_path):
     assert next(tasks.build("sst2").records("train"))[0] == ("given",)
 
 
-@pytest.mark.parametrize("keep", [4, 20, 60, -30, -4])
+@pytest.mark.parametrize("keep", [4, 20, 60, -30, -13])
 def test_png_cut_off(keep, tmp_path):
     tiny.cifar()
     path = tmp_path / "data" / "cifar10" / "gray_train3.png"
@@ -188,10 +191,28 @@ def test_png_flipped_bit(tmp_path):
     data = bytearray(path.read_bytes())
     data[200] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        tasks.DataError, match=r"gray_test.png: the PNG file is cut off or damaged at byte 33"
-    ):
-        png.read(path)
+    refused(
+        tasks.build("image", official=False), r"gray_test.png: the PNG file is cut off, damaged", tmp_path
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(1 << 14, 1 << 14), (1 << 20, 1 << 10), (1 << 30, 1 << 30)])
+def test_png_that_claims_too_much(width, height, tmp_path):
+    """Its header alone is read: nothing of that size is ever allocated."""
+    tiny.cifar()
+    path = tmp_path / "data" / "cifar10" / "gray_train1.png"
+    data = bytearray(path.read_bytes())
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    path.write_bytes(data)
+    refused(tasks.build("image", official=False), r"gray_train1.png: .*pixels", tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "1", "P", "I;16"])
+def test_png_of_other_colours(mode, tmp_path):
+    tiny.cifar()
+    PIL.Image.new(mode, (64, 64)).save(tmp_path / "data" / "cifar10" / "gray_train2.png")
+    refused(tasks.build("image", official=False), r"gray_train2.png: the PNG must be grey", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-
-from cosformer.tasks import png
+import PIL.Image
 
 WORDS = ["red", "green", "blue", "good", "bad", "stop", "naïve", "数", "it's"]
 
@@ -70,7 +69,7 @@ def cifar():
     for sheet, name in enumerate([*(f"gray_train{i}" for i in range(1, 6)), "gray_test"]):
         picture = np.random.default_rng(sheet).integers(0, 256, (64, 64), dtype=np.uint8)
         picture[::32, ::32] = 4 * (sheet % 5) + np.arange(4).reshape(2, 2)
-        png.write(folder / f"{name}.png", picture)
+        PIL.Image.fromarray(picture).save(folder / f"{name}.png")
     labels = {"y_train": [i % 10 for i in range(20)], "y_test": [i % 10 for i in range(4)]}
     (folder / "labels.json").write_text(json.dumps(labels))
 

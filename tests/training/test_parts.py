@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from cosformer.tasks import Rows
-from cosformer.tasks.windows import Windows, collate_windows
+from cosformer.tasks.language.windows import Windows, collate_windows
 from cosformer.training import Run, files, main, schedules
 from cosformer.training.loader import Collated
 from cosformer.training.log import Log

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cosformer.attention.traits import Traits
+from cosformer.ops.one_token import StepWeights
 
 S = TypeVar("S", bound="State")
 
@@ -62,6 +63,7 @@ class Attention(nn.Module, ABC):
     traits: Traits  # of the class; an object whose parameters take something away has its own
     state_type: ClassVar[type | None] = None
     takes_lengths: ClassVar[bool] = False  # whether `attend` has the argument `lengths` itself
+    writes_into: ClassVar[bool] = False  # whether `attend_token` writes to `into`
     name: ClassVar[str]
 
     def forward(
@@ -143,6 +145,11 @@ class Attention(nn.Module, ABC):
         if q.shape[2] % k.shape[2] != 0:
             raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
 
+    @classmethod
+    def traits_with(cls, **parameters: Any) -> Traits:
+        """What it can do with these parameters, which may take something away; nothing is built for it."""
+        return cls.traits
+
     @property
     def has_bound(self) -> bool:
         """Whether texts end somewhere: at the horizon, or at the greatest length a model was built for."""
@@ -168,11 +175,35 @@ class Attention(nn.Module, ABC):
     ) -> tuple[Tensor, State | None]:
         """The mechanism itself; only what its traits claim is ever asked of it."""
 
-    @abstractmethod
+    def attend_token(
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, weights: StepWeights, seen: int, into: Any = None
+    ) -> tuple[Tensor, State]:
+        """One token a row behind a state: out [B, 1, H, Dv] and the state after the token; causal, every
+        token real, without gradients. Nothing is validated: a model has done so once for all its layers.
+
+        The tokens stand at `weights.positions` [B], of which `seen` is the largest. Where `writes_into`, the
+        state is written to the tensors of `into`, which may be those of `state`; else it has new tensors.
+        What the state that is returned says of its positions is not looked at.
+        """
+        return self.attend(  # type: ignore[return-value]
+            q,
+            k,
+            v,
+            causal=True,
+            key_mask=None,
+            query_offset=None,
+            cu_seqlens=None,
+            state=placed(state, weights.positions, seen),
+            return_state=True,
+        )
+
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
     ) -> int:
         """How many numbers a row of a batch carries after so many tokens (0 where there is no state)."""
+        if self.traits.recurrent:
+            raise NotImplementedError(f"attention {self.name!r} is recurrent and must give its state_size.")
+        return 0
 
 
 def _within(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:

@@ -42,17 +42,8 @@ class BigBird(PatternAttention, Drawn):
     traits = Traits(
         paper="Big Bird: Transformers for Longer Sequences, arXiv:2007.14062",
         cost="linear",
-        causal=False,
-        bidirectional=True,
-        cross=False,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-        random=True,
-    )
+        bidirectional=True, key_mask=True, grouped_heads=True, random=True,
+    )  # fmt: skip
 
     def __init__(
         self,

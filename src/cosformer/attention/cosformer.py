@@ -15,6 +15,7 @@ from cosformer.attention.traits import Traits
 from cosformer.ops import CosformerState, cosformer_attention
 from cosformer.ops.backends import NAMES
 from cosformer.ops.checks import epsilon, positive
+from cosformer.ops.one_token import StepWeights, empty_like, one_token
 from cosformer.ops.windows import check_windows, public
 
 
@@ -35,18 +36,12 @@ class Cosformer(Attention):
     traits = Traits(
         paper="cosFormer: Rethinking Softmax in Attention, arXiv:2202.08791",
         cost="linear",
-        causal=True,
-        bidirectional=True,
-        cross=True,
-        key_mask=True,
-        cu_seqlens=True,
-        recurrent=True,
-        packed_state=True,
-        constant_state=True,
-        grouped_heads=True,
-    )
+        causal=True, bidirectional=True, cross=True, key_mask=True, cu_seqlens=True, recurrent=True,
+        packed_state=True, constant_state=True, grouped_heads=True,
+    )  # fmt: skip
     state_type = CosformerState
     takes_lengths = True
+    writes_into = True
 
     def __init__(
         self,
@@ -99,6 +94,23 @@ class Cosformer(Attention):
             backend=self.backend,
         )
         return (result, None) if isinstance(result, Tensor) else result
+
+    def attend_token(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: CosformerState,
+        weights: StepWeights,
+        seen: int,
+        into: CosformerState | None = None,
+    ) -> tuple[Tensor, CosformerState]:
+        if self.backend != "auto":
+            out, after = super().attend_token(q, k, v, state, weights, seen)
+            assert isinstance(after, CosformerState)
+            return out, after
+        into = empty_like(state) if into is None else into
+        return one_token(q, k, v, state, into, weights, self.eps), into
 
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None

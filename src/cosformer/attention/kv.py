@@ -1,16 +1,17 @@
 """The state of mechanisms that look back at every key: the keys and values themselves, growing."""
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from cosformer.attention.state import RowState
+from cosformer.attention.growing import GrowingState
 
 
 @dataclass(frozen=True)
-class KeyValueState(RowState):
+class KeyValueState(GrowingState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, and which of them are real: mask [B, T],
     or None while all are. `at` [B, T] is the position of each key where the mechanism has windows, else None:
     the mask does not tell padding, which has no position, from a hidden key, which has one.
@@ -18,16 +19,12 @@ class KeyValueState(RowState):
     `positions` [B] and `seen` as in `CosformerState`: where the next token of each row stands.
     """
 
-    keys: Tensor
-    values: Tensor
+    of_columns: ClassVar[dict[str, Any]] = {"mask": False, "at": 0}
+
     mask: Tensor | None
     positions: Tensor
     seen: int
     at: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return self.keys.shape[1]
 
     def append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> "KeyValueState":
         if mask is not None or self.mask is not None:

@@ -1,6 +1,7 @@
 """What linear mechanisms share beside the sums: features in, masks, packed documents, states."""
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,19 +11,17 @@ from cosformer.attention.base import Attention, offset_or_default
 from cosformer.attention.linear_core import LinearState, linear_attention
 from cosformer.attention.traits import Traits
 from cosformer.ops.checks import epsilon
+from cosformer.ops.one_token import StepWeights
 from cosformer.ops.packing import bundles, document_bounds
 
 
 def linear_traits(paper: str, **changes: Any) -> Traits:
     """Everything the linear core can do."""
-    able = dict.fromkeys(
-        (
-            "causal", "bidirectional", "cross", "key_mask", "cu_seqlens", "recurrent", "packed_state",
-            "constant_state", "grouped_heads",
-        ),
-        True,
+    core = Traits(
+        paper=paper, cost="linear", causal=True, bidirectional=True, cross=True, key_mask=True,
+        cu_seqlens=True, recurrent=True, packed_state=True, constant_state=True, grouped_heads=True,
     )  # fmt: skip
-    return Traits(paper=paper, cost="linear", **able | changes)
+    return replace(core, **changes)
 
 
 class LinearAttention(Attention):
@@ -121,6 +120,31 @@ class LinearAttention(Attention):
         return linear_attention(
             phi, psi, v, causal=causal, offset=offset, eps=self.eps, log_decay=log_decay, state=state
         )
+
+    def attend_token(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState,
+        weights: StepWeights,
+        seen: int,
+        into: LinearState | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        """S <- g S + psi(k) v^T,  z <- g z + psi(k),  o = phi(q) S / max(|phi(q) . z|, eps)."""
+        dtype, (batch, _, heads, _) = state.numerator.dtype, q.shape
+        k = k.to(dtype)
+        psi, decay = self.key_features(k)[:, 0], self.log_decay(k)  # (B, Hk, F), (B, 1, Hk)
+        numerator, denominator = state.numerator, state.denominator
+        if decay is not None:
+            g = decay[:, 0].exp().unsqueeze(-1)
+            numerator, denominator = numerator * g.unsqueeze(-1), denominator * g
+        numerator = torch.addcmul(numerator, psi.unsqueeze(-1), v.to(dtype).transpose(1, 2))
+        denominator = denominator + psi
+        phi = self.query_features(q.to(dtype))[:, 0].unflatten(1, (k.shape[2], -1))  # (B, Hk, G, F)
+        out = phi @ numerator / (phi @ denominator.unsqueeze(-1)).abs().clamp_min(self.eps)
+        after = LinearState(numerator, denominator, state.positions, state.seen)
+        return out.reshape(batch, 1, heads, -1).to(q.dtype), after
 
     def _packed(
         self,

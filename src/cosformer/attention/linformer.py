@@ -6,7 +6,7 @@ E and F [r, L] are learned projections along the length: all keys together becom
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +36,8 @@ class Linformer(Attention):
     traits = Traits(
         paper="Linformer: Self-Attention with Linear Complexity, arXiv:2006.04768",
         cost="linear",
-        causal=False,
-        bidirectional=True,
-        cross=True,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-    )
+        bidirectional=True, cross=True, key_mask=True, grouped_heads=True,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -72,17 +64,7 @@ class Linformer(Attention):
             nn.init.normal_(projection, std=self.projected_length**-0.5)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, **never_asked: Any
     ) -> tuple[Tensor, None]:
         length, kv_heads = k.shape[1:3]
         if self.sharing == "none":
@@ -97,11 +79,6 @@ class Linformer(Attention):
         q = q.unflatten(2, (kv_heads, -1)) / math.sqrt(q.shape[3])
         weights = torch.einsum("bthgd,bhrd->bhgtr", q, k).softmax(-1)
         return torch.einsum("bhgtr,bhrd->bthgd", weights, v).flatten(2, 3), None
-
-    def state_size(
-        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> int:
-        return 0
 
     def extra_repr(self) -> str:
         return f"projected_length={self.projected_length}, sharing={self.sharing}"

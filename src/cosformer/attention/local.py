@@ -27,16 +27,8 @@ class Local(PatternAttention):
     traits = Traits(
         paper="Long Range Arena, arXiv:2011.04006",
         cost="linear",
-        causal=True,
-        bidirectional=True,
-        cross=False,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=True,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-    )
+        causal=True, bidirectional=True, key_mask=True, recurrent=True, grouped_heads=True,
+    )  # fmt: skip
     state_type = PositionedState
 
     def __init__(self, *, block: int = 50):

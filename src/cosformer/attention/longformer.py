@@ -38,16 +38,8 @@ class Longformer(PatternAttention):
     traits = Traits(
         paper="Longformer: The Long-Document Transformer, arXiv:2004.05150",
         cost="linear",
-        causal=True,
-        bidirectional=True,
-        cross=False,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=True,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-    )
+        causal=True, bidirectional=True, key_mask=True, recurrent=True, grouped_heads=True,
+    )  # fmt: skip
     state_type = PositionedState
 
     def __init__(self, *, window: int = 512, dilation: int = 1, global_tokens: int | None = None):

@@ -1,29 +1,32 @@
 """What the attentions over a fixed sparse pattern share: the calls, and a state that knows positions."""
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from cosformer.attention.base import Attention
+from cosformer.attention.base import Attention, State
 from cosformer.attention.gather import Relation, gathered_attention, masked_softmax
-from cosformer.attention.state import RowState
+from cosformer.attention.growing import GrowingState
+from cosformer.ops.one_token import StepWeights
 
 
 @dataclass(frozen=True)
-class PositionedState(RowState):
+class PositionedState(GrowingState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, each with its position `at` [B, T], -1 where
     a key is masked: a pattern asks how far away a key is, and padding in between has no position.
 
     `positions` [B] and `seen` as in `CosformerState`: where the next token of each row stands.
     """
 
-    keys: Tensor
-    values: Tensor
+    of_columns: ClassVar[dict[str, Any]] = {"at": -1}
+
     at: Tensor
     positions: Tensor
     seen: int
@@ -110,6 +113,22 @@ class PatternAttention(Attention):
                 full_rows=self.full_rows(causal, length, columns),
             )
         return out, after if return_state else None
+
+    def attend_token(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: PositionedState,
+        weights: StepWeights,
+        seen: int,
+        into: PositionedState | None = None,
+    ) -> tuple[Tensor, State]:
+        if into is not state:
+            return super().attend_token(q, k, v, state, weights, seen)
+        state.write_token(k, v, weights)
+        past = dataclasses.replace(state, positions=weights.positions + 1)
+        return self._look_back(q, weights.positions[:, None], past), state
 
     def _look_back(self, q: Tensor, at: Tensor, past: PositionedState) -> Tensor:
         """q [B, Tq, H, D] at positions [B, Tq] over every carried key."""

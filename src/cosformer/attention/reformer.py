@@ -10,6 +10,7 @@ into chunks of m: P_i^r holds the tokens of i's bucket in i's chunk and in the o
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -48,18 +49,8 @@ class Reformer(Attention, Drawn):
     traits = Traits(
         paper="Reformer: The Efficient Transformer, arXiv:2001.04451",
         cost="log-linear",
-        causal=True,
-        bidirectional=True,
-        cross=False,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-        random=True,
-        reads="qv",
-    )
+        causal=True, bidirectional=True, key_mask=True, grouped_heads=True, random=True, reads="qv",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -105,17 +96,7 @@ class Reformer(Attention, Drawn):
         return bucket
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None, **never_asked: Any
     ) -> tuple[Tensor, None]:
         length, heads = q.shape[1:3]
         if key_mask is not None:
@@ -167,11 +148,6 @@ class Reformer(Attention, Drawn):
             times = times + within
             seen = seen & within if s == r else seen
         return seen, times.clamp_min(1)
-
-    def state_size(
-        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> int:
-        return 0
 
     def extra_repr(self) -> str:
         return f"rounds={self.rounds}, chunk={self.chunk}, buckets={2 * self.rotations.shape[2]}"

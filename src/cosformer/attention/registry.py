@@ -33,9 +33,9 @@ def names() -> tuple[str, ...]:
     return _MECHANISMS.names()
 
 
-def traits(name: str) -> Traits:
-    """What the mechanism can do."""
-    return _MECHANISMS.get(name).traits
+def traits(name: str, **parameters: Any) -> Traits:
+    """What the mechanism can do, with these parameters or with those it has by default."""
+    return _MECHANISMS.get(name).traits_with(**parameters)
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:

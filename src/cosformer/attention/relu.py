@@ -9,6 +9,7 @@ shape of a cosine.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor
 from cosformer.attention.linear_base import LinearAttention, linear_traits
 from cosformer.attention.linear_core import LinearState
 from cosformer.attention.registry import register
+from cosformer.attention.traits import Traits
 from cosformer.attention.visible import visible, windows_of_heads, within_windows
 
 
@@ -42,10 +44,15 @@ class Relu(LinearAttention):
     ):
         super().__init__(eps=eps)
         self.windows, self.num_kv_heads = windows_of_heads(windows, num_kv_heads), num_kv_heads
-        if self.windows is not None:
-            self.traits = replace(
-                self.traits, cost="quadratic", recurrent=False, packed_state=False, constant_state=False
-            )
+        self.traits = self.traits_with(windows=self.windows)
+
+    @classmethod
+    def traits_with(cls, *, windows: Sequence[int | None] | None = None, **parameters: Any) -> Traits:
+        if all(window is None for window in windows or ()):
+            return cls.traits
+        return replace(
+            cls.traits, cost="quadratic", recurrent=False, packed_state=False, constant_state=False
+        )
 
     def query_features(self, q: Tensor) -> Tensor:
         return q.relu()

@@ -16,6 +16,7 @@ mechanism sees q, k and v alone. A gate has a direction: with it, the mechanism 
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from cosformer.attention.linear_base import LinearAttention, linear_traits
 from cosformer.attention.registry import register
+from cosformer.attention.traits import Traits
 from cosformer.drawn import Drawn, interval
 from cosformer.ops.checks import flag, positive, positive_int
 
@@ -67,10 +69,14 @@ class Rfa(LinearAttention, Drawn):
         self.register_buffer("vectors", torch.empty(num_kv_heads, features, head_dim))
         self.sigma = nn.Parameter(torch.empty(num_kv_heads, head_dim))
         if gate:
-            self.traits = replace(self.traits, bidirectional=False)
             self.gate_weight = nn.Parameter(torch.empty(num_kv_heads, head_dim))
             self.gate_bias = nn.Parameter(torch.empty(num_kv_heads))
+        self.traits = self.traits_with(gate=gate)
         self.reset_parameters()
+
+    @classmethod
+    def traits_with(cls, *, gate: bool = False, **parameters: Any) -> Traits:
+        return replace(cls.traits, bidirectional=False) if gate else cls.traits
 
     def reset_parameters(self) -> None:
         self.draw_what_is_missing()

@@ -10,6 +10,7 @@ S is doubly stochastic, by normalising rows and columns of exp(R / tau) in turn:
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,17 +47,8 @@ class Sinkhorn(Attention):
     traits = Traits(
         paper="Sparse Sinkhorn Attention, arXiv:2002.11296",
         cost="quadratic",  # in the number of blocks: S mixes each of them with all
-        causal=False,
-        bidirectional=True,
-        cross=False,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-        random=True,
-    )
+        bidirectional=True, key_mask=True, grouped_heads=True, random=True,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -91,17 +83,7 @@ class Sinkhorn(Attention):
         return balance(scores, real.any(-1)[:, None], self.iterations)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None, **never_asked: Any
     ) -> tuple[Tensor, None]:
         batch, length, kv_heads = k.shape[:3]
         for_heads(self.name, kv_heads, self.num_kv_heads)
@@ -126,11 +108,6 @@ class Sinkhorn(Attention):
         out = _attention(q, k, v, real) + _attention(q, sorted_k, sorted_v, anywhere)
         out = out.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)[:, :length]
         return out.flatten(2, 3), None
-
-    def state_size(
-        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> int:
-        return 0
 
     def extra_repr(self) -> str:
         return f"block={self.block}, iterations={self.iterations}, temperature={self.temperature:g}"

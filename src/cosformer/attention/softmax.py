@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.attention.base import Attention, offset_or_default
+from cosformer.attention.base import Attention, State, offset_or_default
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
 from cosformer.attention.traits import Traits
 from cosformer.attention.visible import visible, windows_of_heads, within_windows
+from cosformer.ops.one_token import StepWeights
 from cosformer.ops.packing import document_bounds
 
 
@@ -35,16 +36,9 @@ class Softmax(Attention):
     traits = Traits(
         paper="Attention Is All You Need, arXiv:1706.03762",
         cost="quadratic",
-        causal=True,
-        bidirectional=True,
-        cross=True,
-        key_mask=True,
-        cu_seqlens=True,
-        recurrent=True,
-        packed_state=False,
-        constant_state=False,
+        causal=True, bidirectional=True, cross=True, key_mask=True, cu_seqlens=True, recurrent=True,
         grouped_heads=True,
-    )
+    )  # fmt: skip
     state_type = KeyValueState
 
     def __init__(self, *, windows: Sequence[int | None] | None = None, num_kv_heads: int | None = None):
@@ -82,6 +76,25 @@ class Softmax(Attention):
             k, v, key_mask = after.keys, after.values, after.mask
         out = _softmax(q, k, v, causal, offset, key_mask, near)
         return out, after if return_state else None
+
+    def attend_token(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: KeyValueState,
+        weights: StepWeights,
+        seen: int,
+        into: KeyValueState | None = None,
+    ) -> tuple[Tensor, State]:
+        if into is not state:
+            return super().attend_token(q, k, v, state, weights, seen)
+        state.write_token(k, v, weights)
+        windows, near = windows_of_heads(self.windows, k.shape[2]), None
+        if windows is not None:
+            assert state.at is not None
+            near = within_windows(weights.positions[:, None], state.at, windows)
+        return _softmax(q, state.keys, state.values, False, 0, state.mask, near), state
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool) -> Tensor:
         """Document by document: no T × T mask, and nothing of one document can reach another."""

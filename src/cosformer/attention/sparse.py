@@ -38,16 +38,8 @@ class Sparse(PatternAttention):
     traits = Traits(
         paper="Generating Long Sequences with Sparse Transformers, arXiv:1904.10509",
         cost="length^1.5",
-        causal=True,
-        bidirectional=True,
-        cross=False,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=True,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-    )
+        causal=True, bidirectional=True, key_mask=True, recurrent=True, grouped_heads=True,
+    )  # fmt: skip
     state_type = PositionedState
 
     def __init__(

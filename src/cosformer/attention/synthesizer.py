@@ -12,7 +12,7 @@ L is the greatest length; a text uses the first rows and columns.
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,17 +45,8 @@ class Synthesizer(Attention):
     traits = Traits(
         paper="Synthesizer: Rethinking Self-Attention for Transformer Models, arXiv:2005.00743",
         cost="quadratic",
-        causal=True,
-        bidirectional=True,
-        cross=False,
-        key_mask=True,
-        cu_seqlens=False,
-        recurrent=False,
-        packed_state=False,
-        constant_state=False,
-        grouped_heads=True,
-        reads="qv",
-    )
+        causal=True, bidirectional=True, key_mask=True, grouped_heads=True, reads="qv",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -89,9 +80,12 @@ class Synthesizer(Attention):
             self._random_weights(weight=(heads, length, length))
         else:
             self._random_weights(left=(heads, length, self.rank), right=(heads, length, self.rank))
-        if not self.kind.endswith("dense"):
-            self.traits = replace(self.traits, reads="v")
+        self.traits = self.traits_with(kind=self.kind)
         self.reset_parameters()
+
+    @classmethod
+    def traits_with(cls, *, kind: str = "dense", **parameters: Any) -> Traits:
+        return cls.traits if kind.endswith("dense") else replace(cls.traits, reads="v")
 
     def _random_weights(self, **shapes: tuple[int, ...]) -> None:
         self.weight: Tensor
@@ -129,17 +123,7 @@ class Synthesizer(Attention):
         return found.unflatten(2, q.shape[2:4])
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None, **never_asked: Any
     ) -> tuple[Tensor, None]:
         length, kv_heads = v.shape[1:3]
         for_heads(self.name, kv_heads, self.num_kv_heads)
@@ -155,11 +139,6 @@ class Synthesizer(Attention):
             seen = seen & key_mask[:, None, None, None]
         weights = masked_softmax(self.scores(q), seen).to(v.dtype).expand(-1, -1, q.shape[2], -1, -1)
         return torch.einsum("bhgts,bshd->bthgd", weights, v).flatten(2, 3), None
-
-    def state_size(
-        self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
-    ) -> int:
-        return 0
 
     def extra_repr(self) -> str:
         return f"{self.kind}, max_length={self.max_length}"

@@ -10,7 +10,7 @@ Cost = Literal["linear", "log-linear", "length^1.5", "quadratic"]
 
 @dataclass(frozen=True)
 class Traits:
-    """The abilities of a mechanism; what is False raises when it is asked for.
+    """The abilities of a mechanism: it says what it can do. What is False raises when it is asked for.
 
     Attributes:
         paper: where the mechanism was published.
@@ -30,15 +30,15 @@ class Traits:
 
     paper: str
     cost: Cost
-    causal: bool
-    bidirectional: bool
-    cross: bool
-    key_mask: bool
-    cu_seqlens: bool
-    recurrent: bool
-    packed_state: bool
-    constant_state: bool
-    grouped_heads: bool
+    causal: bool = False
+    bidirectional: bool = False
+    cross: bool = False
+    key_mask: bool = False
+    cu_seqlens: bool = False
+    recurrent: bool = False
+    packed_state: bool = False
+    constant_state: bool = False
+    grouped_heads: bool = False
     random: bool = False
     reads: Reads = "qkv"
 

@@ -7,8 +7,6 @@ from typing import Any
 from cosformer.cli import runs
 from cosformer.cli.mistakes import writable_folder
 from cosformer.cli.parser import Parser
-from cosformer.report.comparison import document, table
-from cosformer.report.write import write
 from cosformer.terminal import plain
 
 HELP = "one recipe with several attentions: one table, one page"
@@ -31,6 +29,9 @@ def arguments(p: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cosformer.report.sections.comparison import document, table
+    from cosformer.report.write import write
+
     names = list(dict.fromkeys(word.strip() for word in args.attentions.split(",")))
     folder = args.folder or Path("runs") / f"compare-{Path(args.recipe).stem}-{args.scale}"
     chosen = [runs.build(args.recipe, args.scale, name, args.settings, "--attentions") for name in names]

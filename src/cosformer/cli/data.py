@@ -27,7 +27,7 @@ def arguments(p: Parser) -> None:
 def state(name: str) -> str:
     """Whether all splits of a task can be opened at once, or what is still to be done."""
     from cosformer import tasks
-    from cosformer.tasks import cache
+    from cosformer.tasks.io import cache
 
     task = tasks.build(name)
     try:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         raise Mistake("--fetch wants the name of a task: cosformer data sst2 --fetch.")
     with needs_models():
         from cosformer import tasks
-        from cosformer.tasks import cache
+        from cosformer.tasks.io import cache
     if args.task is None:
         print(listing())
         return 0

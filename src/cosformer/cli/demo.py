@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _demonstrate(args: argparse.Namespace, folder: Path, settings: Any) -> int:
-    from cosformer.demo.page import figures
     from cosformer.demo.run import Demo, Occupied
+    from cosformer.report.sections.demo import figures
 
     versions, cpu = info.versions(), info.devices()[0]
     machine = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cosformer.cli import devices
+from cosformer.cli import devices, generate_file
 from cosformer.cli.mistakes import Mistake, Stopped, needs_models, out_of_memory, readable_file
 from cosformer.cli.parser import Parser, number, positive_int, seed
 from cosformer.reading import json_object
@@ -20,11 +20,13 @@ HELP = "text from a saved model, as it is made"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo`
 wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may be as
 long as the model's horizon; it is read in pieces, with the time left, and kept as a state of constant
-size."""
+size. With --prompts it makes a text for every line of a file: rows of a batch that are finished leave it, and
+the next lines take their places. The same command goes on where an earlier one was stopped."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
   cosformer generate demo/cosformer --prompt "import " --greedy --seed 1
+  cosformer generate demo/cosformer --prompts prompts.jsonl --out texts.jsonl --tokens 100
 """
 
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -44,6 +46,14 @@ def arguments(p: Parser) -> None:
     )
     p.add_argument("--greedy", action="store_true", help="always the likeliest token")
     p.add_argument("--seed", type=seed, default=0, help="default: 0")
+    p.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE.jsonl",
+        help='many texts: a line is {"prompt": "..."}, "id" if wanted',
+    )
+    p.add_argument("--out", type=Path, metavar="FILE.jsonl", help="where the texts of --prompts go")
+    p.add_argument("--batch_size", type=positive_int, default=16, help="of --prompts (default: 16)")
     devices.add(p)
 
 
@@ -192,6 +202,18 @@ def speak(
         )
 
 
+def _file(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
+    from cosformer.models.batching import Choice
+
+    unable = model.config.lacking("recurrent")
+    if unable is not None:
+        raise Mistake(f"--prompts needs an attention that carries a state, and {unable!r} does not.")
+    choice = Choice(greedy=True)
+    if not args.greedy:
+        choice = Choice(False, args.temperature, args.top_k, args.top_p, args.seed)
+    return generate_file.run(args, model, tokenizer, choice)
+
+
 def run(args: argparse.Namespace) -> int:
     try:
         args.prompt.encode()
@@ -204,6 +226,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     device = devices.choose(args.device)
+    generate_file.check(args)
     context = ""
     if args.context is not None:
         path = readable_file("--context", args.context)
@@ -216,6 +239,8 @@ def run(args: argparse.Namespace) -> int:
         except UnicodeDecodeError as error:
             raise Mistake(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
     model, tokenizer = load(args.folder, device, getattr(torch, args.dtype))
+    if args.prompts is not None:
+        return _file(args, model, tokenizer)
     ids = encode(tokenizer, model.config, context + args.prompt, args.tokens)
     torch.manual_seed(args.seed)
     how: dict[str, Any] = {"do_sample": False}

@@ -29,10 +29,12 @@ EXAMPLES = """examples:
 
 # As in pyproject.toml: what each extra brings.
 EXTRAS = {
-    "models": ("accelerate", "numpy", "safetensors", "tokenizers", "transformers"),
+    "models": (
+        "accelerate", "matplotlib", "numpy", "pillow", "safetensors", "tokenizers", "tqdm", "transformers",
+    ),
     "triton": ("triton",),
     "plots": ("matplotlib",),
-}
+}  # fmt: skip
 
 
 def gather() -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """Options that teach: a typo gets the word that was meant, a mistake one sentence and exit code 2."""
 
 import argparse
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from cosformer.cli.mistakes import capitalised, printable
+from cosformer.registry import nearest
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """' Did you mean ...?', or nothing where no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.55)
-    return f" Did you mean {near[0]}?" if near else ""
+    near = nearest(word, known, cutoff=0.55)
+    return f" Did you mean {near}?" if near else ""
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from cosformer import tasks
-from cosformer.demo import measure, page, training
+from cosformer.demo import measure, training
 from cosformer.demo.maps import attention_maps, most_concentrated, over_largest
-from cosformer.demo.settings import MECHANISMS, Settings
+from cosformer.demo.settings import Settings
 from cosformer.demo.training import RESULTS, RUNS
 from cosformer.reading import json_object
 from cosformer.report.files import replace
+from cosformer.report.sections.demo import MECHANISMS, document
 from cosformer.report.write import PLOTS, write
 from cosformer.terminal import Progress
 
@@ -48,7 +49,9 @@ class Demo:
         fresh: bool = False,
     ):  # fmt: skip
         self.folder, self.settings, self.progress = folder, settings, progress
-        wanted = json.loads(json.dumps(asdict(settings)))
+        model = settings.run("cosformer").model
+        sizes = {"layers": model["num_hidden_layers"], "hidden_size": model["hidden_size"]}
+        wanted = json.loads(json.dumps(asdict(settings) | sizes))
         self.record: dict[str, Any] = {"settings": wanted, "machine": machine}
         kept = _earlier(folder / RECORD)
         if not {"settings", "machine"} <= set(kept):
@@ -89,7 +92,7 @@ class Demo:
             if name not in self.record:
                 self.record[name] = work()
                 self._write()
-        return write(page.document(self.record), self.folder)[0]
+        return write(document(self.record), self.folder)[0]
 
     def _write(self) -> None:
         replace(self.folder / RECORD, json.dumps(self.record) + "\n")
@@ -105,7 +108,9 @@ class Demo:
             # Beside each other and with a tokenizer, so that `cosformer generate` finds them.
             model = self._from(found["models"][name]["best"])
             model.save_pretrained(self.folder / name)
-            byte_tokenizer(max_length=self.settings.longest).save_pretrained(self.folder / name)
+            byte_tokenizer(max_length=model.config.max_position_embeddings).save_pretrained(
+                self.folder / name
+            )
         return found
 
     def _from(self, name: str) -> Any:
@@ -140,7 +145,7 @@ class Demo:
         found: dict[str, Any] = {}
         if model.config.attention_names[layer] == "cosformer":
             head = min(layer, len(weights) - 1)
-            found["window"] = self.settings.windows[layer][head]
+            found["window"] = model.config.attention_parameters[layer]["windows"][head]
             chosen = over_largest(weights[head])
         else:
             head, chosen = most_concentrated(weights)

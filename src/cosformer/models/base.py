@@ -68,6 +68,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["CosformerLayer"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _decoding: Any = None  # compiled steps, once generate() has chosen to have them
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -75,6 +76,14 @@ class CosformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         if self.config.embedding_range is not None and module is self.get_input_embeddings():
             nn.init.normal_(module.weight, 0.0, self.config.embedding_range)
+
+    def get_compiled_call(self, compile_config: Any) -> Any:
+        """The call itself: a cache brings its compiled steps, which beams use too."""
+        return self.__call__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which compiles its own steps."""
+        return {**self.__dict__, "_decoding": None}
 
     @classmethod
     def from_pretrained(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -4,135 +4,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from cosformer.attention import State
+from cosformer.attention.growing import GrowingState
+from cosformer.models.cache_layer import StateLayer
 from cosformer.models.config import CosformerConfig
 from cosformer.models.layout import Past
 from cosformer.models.mixture import described
 
-
-class StateLayer(CacheLayerMixin):
-    """The state of one layer, that of its cross-attention (the encoder's output, read once), and how many
-    columns went in, padding included.
-
-    States are values and never change in place: what is read here stays as it is.
-    """
-
-    # With True, generate() would hand the model a 4-D mask in place of the padding.
-    is_compileable = False
-    is_sliding = False
-
-    def __init__(self, croppable: bool = False) -> None:
-        super().__init__()
-        self.is_croppable = croppable
-        self.reset()
-
-    def reset(self) -> None:
-        self.state: State | None = None
-        self.memory: State | None = None
-        self.columns = 0
-        self.is_initialized = False
-
-    def put(self, state: State | None, memory: State | None, columns: int) -> None:
-        """After a call that took so many more columns."""
-        self.state, self.memory = state, memory
-        self.columns += columns
-        self.is_initialized = True
-
-    @property
-    def content(self) -> tuple[State | None, State | None, int]:
-        """State, memory and columns: what `fill` takes."""
-        return self.state, self.memory, self.columns
-
-    def fill(self, state: State | None, memory: State | None, columns: int) -> None:
-        """As it was when this was its content."""
-        self.reset()
-        if state is not None:
-            self.put(state, memory, columns)
-
-    @property
-    def states(self) -> dict[str, State]:
-        found = {"state": self.state, "memory": self.memory}
-        return {name: state for name, state in found.items() if state is not None}
-
-    @property
-    def nbytes(self) -> int:
-        return sum(state.nbytes for state in self.states.values())
-
-    def get_seq_length(self) -> int:
-        return self.columns
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.columns + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        return self.get_max_length()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        rows = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
-        for name, state in self.states.items():
-            setattr(self, name, state.select(rows.to(state.positions.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        for name, state in self.states.items():
-            setattr(self, name, state.repeat(repeats))
-
-    def offload(self) -> None:
-        if self.is_initialized:
-            self.device = next(iter(self.states.values())).positions.device
-            for name, state in self.states.items():
-                setattr(self, name, state.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        if self.is_initialized and hasattr(self, "device"):
-            for name, state in self.states.items():
-                setattr(self, name, state.to(self.device, non_blocking=True))
-
-    def check_crop(self, length: int) -> None:
-        """Raises if `crop` cannot remove these columns exactly."""
-        if length > 0:
-            raise ValueError(
-                f"crop takes a negative number, the columns to remove, but got {length}. To go back to a "
-                "certain point, take a snapshot() there and restore() it."
-            )
-        if length < 0 < self.columns + length and not hasattr(self.state, "crop"):
-            raise ValueError(
-                f"a {type(self.state).__name__} of constant size cannot forget its last {-length} tokens: "
-                "take a snapshot() of the cache before them, and restore() it."
-            )
-
-    def crop(self, length: int) -> None:
-        """Removes the last -length columns (length is negative or 0), exactly, or refuses."""
-        self.check_crop(length)
-        keep = self.columns + length
-        if length == 0:
-            return
-        if keep <= 0:
-            self.state, self.columns = None, 0
-            return  # the memory of a source stays: it does not belong to the text
-        cut: Any = self.state
-        self.state, self.columns = cut.crop(keep), keep
-
-    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        raise TypeError("a layer of CosformerCache is filled by the model itself; it needs no preparation.")
-
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise TypeError(
-            "a CosformerCache holds states, not keys and values: it serves the models of cosformer.models "
-            "alone. Other models want transformers' DynamicCache."
-        )
-
+if TYPE_CHECKING:
+    from cosformer.models.decoding import Decoding
 
 # What a state means depends on these, beside the attention and the number of layers.
 _OF_THE_MODEL = (
@@ -155,27 +41,74 @@ class CosformerCache(Cache):
 
     `generate()` makes one by itself. To keep it: `generate(..., past_key_values=cache)` fills the given
     one, and a later call with the same cache goes on from there.
+
+    Args:
+        config: of the model.
+        static: steps of one token may be compiled, over tensors that stay where they are: what
+            `generate(..., cache_implementation="static")` makes.
     """
 
-    def __init__(self, config: CosformerConfig):
+    def __init__(self, config: CosformerConfig, *, static: bool = False):
         unable = config.lacking("recurrent")
         if unable is not None:
             raise ValueError(
                 f"attention {unable!r} carries no state, so there is nothing to cache: use "
                 "use_cache=False (the text is then computed again for each token)."
             )
-        super().__init__(layers=[StateLayer(growing) for growing in _decoding(config, config.growing_layers)])
+        if static and config.is_encoder_decoder:
+            raise ValueError(
+                'static (cache_implementation="static") must be left out for an encoder-decoder, whose steps '
+                "are not compiled."
+            )
+        for layer in config.attentions if static else ():
+            if not layer.traits.constant_state and not issubclass(layer.state_type or object, GrowingState):
+                raise ValueError(
+                    f'static (cache_implementation="static") must be left out for attention {layer.name!r}: '
+                    "its state grows, and is no GrowingState that could be given a fixed room."
+                )
+        growing = _decoding(config, config.growing_layers)
+        super().__init__(layers=[StateLayer(grows, static) for grows in growing])
+        self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
+        self.capacity = 0  # tokens of a row that compiled steps have room for, where a state grows
         self.attention = _decoding(config, config.attention_names)
         self.has_convolution = config.conv_size is not None
         self.made_for = {name: getattr(config, name) for name in _OF_THE_MODEL}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy: the compiled steps belong to the model, and are not copied with it."""
+        return {**self.__dict__, "decoding": None}
+
     @property
     def past(self) -> Past | None:
         """Where the next tokens stand; None before the first call."""
-        layer = self.layers[0]
-        if layer.state is None:
-            return None
-        return Past(layer.state.positions, layer.state.seen, layer.columns)
+        return self.layers[0].past
+
+    @property
+    def seen(self) -> int:
+        """Tokens of the longest row, at most; 0 before the first call."""
+        return self.layers[0].seen
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.decoding is None or not self.decoding.select(self, indices):
+            super().batch_select_indices(indices)
+
+    def replace_rows(self, rows: Tensor, other: "CosformerCache") -> None:
+        """The rows of another cache of the same model in place of these: what they read is forgotten. Every
+        layer needs a state of constant size, in which a text of any length is a row."""
+        for layer, theirs in zip(self.layers, other.layers, strict=True):
+            layer.replace_rows(rows, theirs)
+        self.recount()
+
+    def recount(self) -> None:
+        """Looks at the positions, after rows have gone: where the next tokens stand is otherwise known as a
+        bound alone, and a device is not waited for."""
+        past = self.past
+        if past is not None:
+            for layer in self.layers:
+                layer.recount(int(past.positions.max()))
 
     @property
     def nbytes(self) -> int:

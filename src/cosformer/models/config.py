@@ -1,7 +1,6 @@
 """The one configuration of the family: sizes under Hugging Face's usual names, the attention as a field."""
 
 import copy
-import difflib
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from cosformer.models.mixture import LayerAttention, as_lists, own_parameters
 from cosformer.nn import feedforward, gate, norm
 from cosformer.ops.checks import flag, positive, positive_int
 from cosformer.positions import Position
+from cosformer.registry import meant_or_known
 
 POOLING = ("cls", "mean", "max")
 PAIR_DIFFERENCES = ("signed", "absolute")
@@ -153,8 +153,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         own = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
         for name in given:
             if name not in _FOREIGN and name not in generation and not name.startswith("_"):
-                near = difflib.get_close_matches(name, own, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(own)}."
+                hint = meant_or_known(name, own, "it has")
                 raise ValueError(f"CosformerConfig has no field {name!r}; {hint}")
 
     def check(self) -> None:
@@ -216,6 +215,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         # Unknown parameters and wrong values raise here, and not first in a layer.
         with torch.device("meta"):
             self.build_position()
+            _ = self.attentions
         ungrouped = self.lacking("grouped_heads")
         if self.num_key_value_heads != self.num_attention_heads and ungrouped is not None:
             raise ValueError(

@@ -1,24 +1,32 @@
 """Generation with a state a layer in place of keys and values."""
 
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import GenerationMode
+from transformers.generation.configuration_utils import CompileConfig
 from transformers.utils import logging
 
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
+from cosformer.models.decoding import Decoding
 from cosformer.models.horizon import HorizonError
 
+if TYPE_CHECKING:
+    from cosformer.models.language import CosformerForCausalLM
+
 logger = logging.get_logger(__name__)
+
+SHORTEST_ROOM = 256  # tokens that states which grow have room for in compiled steps, at least
 
 
 class StatefulGenerationMixin(GenerationMixin):
     """`generate()` for the models of the family."""
 
     config: CosformerConfig
+    _decoding: Decoding | None
 
     def _prepare_cache_for_generation(
         self,
@@ -29,10 +37,12 @@ class StatefulGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> None:
         config = self.config
-        if generation_config.cache_implementation is not None:
+        static = generation_config.cache_implementation == "static"
+        if generation_config.cache_implementation is not None and not static:
             raise ValueError(
-                f"cache_implementation must be left out, but got {generation_config.cache_implementation!r}: "
-                "the model brings its own cache, a state for each layer."
+                'cache_implementation must be left out, or "static" for compiled steps, but got '
+                f"{generation_config.cache_implementation!r}: the model brings its own cache, a state for "
+                "each layer."
             )
         if (
             generation_mode == GenerationMode.ASSISTED_GENERATION
@@ -59,6 +69,7 @@ class StatefulGenerationMixin(GenerationMixin):
                     "snapshot()."
                 )
             given._is_user_defined = True
+            self._compile_steps(given, generation_config, model_kwargs)
             return
         if generation_config.use_cache is False:
             return
@@ -69,7 +80,30 @@ class StatefulGenerationMixin(GenerationMixin):
             )
             generation_config.use_cache = False
             return
-        model_kwargs["past_key_values"] = CosformerCache(config)
+        cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static)
+        self._compile_steps(cache, generation_config, model_kwargs)
+
+    def _compile_steps(
+        self, cache: CosformerCache, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> None:
+        """Gives a static cache the model's compiled steps, on the devices where transformers compiles."""
+        if not cache.is_compileable or not self._valid_auto_compile_criteria(model_kwargs, generation_config):
+            return
+        settings = (generation_config.compile_config or CompileConfig()).to_dict()
+        if generation_config.compile_config is None:
+            settings["dynamic"] = False  # a graph for each batch size, with its sizes known
+        if self._decoding is None or self._decoding.settings != settings:
+            self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
+        cache.decoding = self._decoding
+        if self.config.lacking("constant_state") is not None:
+            # Powers of two: a graph is compiled for each.
+            longest = max(SHORTEST_ROOM, generation_config.max_length or 0)
+            cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
+
+    @staticmethod
+    def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
+        """The padding as it is: no model of the family looks at a 4-D mask."""
+        return attention_mask
 
     @cached_property
     def _bounded(self) -> bool:
@@ -95,8 +129,10 @@ class StatefulGenerationMixin(GenerationMixin):
         new, mask = prepared.get(f"{prefix}input_ids"), prepared.get(f"{prefix}attention_mask")
         new = prepared["inputs_embeds"] if new is None else new
         cache = prepared.get("past_key_values")
-        past = None if cache is None else cache.past
-        length = new.shape[1] + (0 if past is None else past.seen)
+        length = new.shape[1] + (0 if cache is None else cache.seen)
+        generated = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
+        if generated and cache is not None and cache.decoding is not None:
+            prepared.pop(f"{prefix}attention_mask", None)  # what was generated is real
         limit = self.config.max_position_embeddings
         if length <= limit or not self._bounded:
             return prepared

@@ -7,11 +7,12 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.utils import can_return_tuple
 
 from cosformer.models.base import CosformerPreTrainedModel
-from cosformer.models.cache import CosformerCache
+from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.layout import unpredictable
 from cosformer.models.model import CosformerModel
+from cosformer.models.prefill import read_in_pieces
 from cosformer.nn import one_vs_each_loss
 
 
@@ -84,6 +85,20 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         The first token of a document is never predicted from another document, nor padding at all.
         """
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
+        decoding = getattr(past_key_values, "decoding", None)
+        if decoding is not None and input_ids is not None and past_key_values is not None:
+            others = (inputs_embeds, labels, cu_seqlens, output_hidden_states or None)
+            if all(x is None for x in others) and self._all_real(input_ids, attention_mask, past_key_values):
+                logits = decoding.step(input_ids, past_key_values)
+                if logits is not None:
+                    return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+        last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1 and not output_hidden_states
+        if last_alone and labels is None and cu_seqlens is None and past_key_values is not None:
+            cache = checked(past_key_values, self.config)
+            last = read_in_pieces(self.model, cache, input_ids, inputs_embeds, attention_mask, position_ids)
+            if last is not None:
+                logits = self.lm_head(last.last_hidden_state[:, -1:])
+                return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -107,6 +122,12 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _all_real(self, ids: Tensor, mask: Tensor | None, cache: CosformerCache) -> bool:
+        """Whether every token of a call is real."""
+        if mask is None:
+            return True
+        return bool(self.model.own_mask(mask, ids.shape[0], ids.shape[1], cache.get_seq_length()).all())
 
 
 class CosformerForMaskedLM(_LanguageModel):

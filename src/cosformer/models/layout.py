@@ -92,11 +92,12 @@ def whole(batch: int, length: int, device: torch.device, past: Past | None) -> L
     return Layout(at, starts, torch.full_like(starts, length), seen + length, length)
 
 
-def padded(mask: Tensor, past: Past | None, limit: int | None) -> Layout:
+def padded(mask: Tensor, past: Past | None, limit: int | None, *, empty_rows: bool = False) -> Layout:
     """Real tokens where mask [B, T] is True, anywhere in the row.
 
     A call longer than `limit` may still be short in real tokens: then the padding at the end goes. None:
-    there is no limit.
+    there is no limit. `empty_rows`: a row behind real tokens may be without any here, as nothing is asked of
+    its last column.
     """
     batch, length = mask.shape
     starts = mask.new_zeros(batch, dtype=torch.int64) if past is None else past.positions
@@ -107,7 +108,7 @@ def padded(mask: Tensor, past: Past | None, limit: int | None) -> Layout:
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
     if length > 1 and not torch.compiler.is_compiling():
         bound = int((starts + counts).max())
-        if past is not None and ((counts == 0) & (starts > 0)).any():
+        if past is not None and not empty_rows and ((counts == 0) & (starts > 0)).any():
             raise ValueError(
                 "attention_mask leaves a row without a single real token in this call, behind real tokens of "
                 "an earlier one: there is nothing to say for it. Pad prompts on the left when they are cut "

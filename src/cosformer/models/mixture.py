@@ -111,27 +111,33 @@ class LayerAttention:
 
     def lacking(self, trait: str) -> str | None:
         """The first attention among the layers that has not this trait; None where all have it."""
-        return _lacking(self.attentions, trait)
+        able = zip(self.attention_names, self.layer_traits, strict=True)
+        return next((name for name, traits in able if not getattr(traits, trait)), None)
+
+    @property
+    def layer_traits(self) -> list[Traits]:
+        """What the attention of each layer can do with its parameters."""
+        of_layers = zip(self.attention_names, self.layer_parameters, strict=True)
+        return [attention.traits(name, **parameters) for name, parameters in of_layers]
 
     @property
     def traits(self) -> Traits:
         """What the attention of every layer can do with these parameters."""
-        layers = self.attentions
-        never, only = _lacking(layers, "causal"), _lacking(layers, "bidirectional")
+        never, only = self.lacking("causal"), self.lacking("bidirectional")
         if never is not None and only is not None:
             raise ValueError(
                 f"attention mixes {never!r}, which cannot be causal, with {only!r}, which can be nothing "
                 "else: no model has both."
             )
-        return common([layer.traits for layer in layers])
+        return common(self.layer_traits)
 
     @property
     def growing_layers(self) -> tuple[bool, ...]:
         """For each layer, whether its state keeps every token, so that it grows with the text and the last
         tokens can be taken back."""
         return tuple(
-            layer.traits.recurrent and not layer.traits.constant_state and self.conv_size is None
-            for layer in self.attentions
+            traits.recurrent and not traits.constant_state and self.conv_size is None
+            for traits in self.layer_traits
         )
 
     def state_size(self, length: int) -> int:
@@ -146,7 +152,3 @@ class LayerAttention:
                 channels = sum(widths[part] for part in layer.traits.reads) * self.head_dim
                 total += (self.conv_size - 1) * channels
         return total
-
-
-def _lacking(layers: Sequence[Attention], trait: str) -> str | None:
-    return next((layer.name for layer in layers if not getattr(layer.traits, trait)), None)

@@ -15,6 +15,7 @@ from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 from cosformer.models.layout import Layout
+from cosformer.models.step import short_way
 from cosformer.nn import Memory, build_norm
 
 logger = logging.get_logger(__name__)
@@ -74,6 +75,7 @@ class CosformerModel(CosformerPreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        only_state: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """
@@ -86,13 +88,20 @@ class CosformerModel(CosformerPreTrainedModel):
             encoder_hidden_states, encoder_attention_mask: [B, S, hidden_size] and [B, S].
             cu_seqlens: bounds of documents packed into one row (B = 1).
             use_cache: return the cache after this call.
+            only_state: of this call nothing but the cache is wanted; a row may then have no token in it.
         """
         if output_attentions:
             raise ValueError("output_attentions is not to be had: the weights are never formed.")
         x = self._embed(input_ids, inputs_embeds)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)
-        layout = self._layout(x, attention_mask, position_ids, cu_seqlens, cache)
+        if not output_hidden_states and cu_seqlens is None and cache is not None:
+            stepped = short_way(self, x, attention_mask, cache, encoder_hidden_states)
+            if stepped is not None:
+                return BaseModelOutputWithPastAndCrossAttentions(
+                    last_hidden_state=stepped, past_key_values=cache
+                )
+        layout = self._layout(x, attention_mask, position_ids, cu_seqlens, cache, only_state)
         if layout.cu_seqlens is not None and cache is not None:
             if use_cache or past_key_values is not None:
                 raise ValueError("packed documents are whole: there is no cache to fill with them.")
@@ -125,6 +134,7 @@ class CosformerModel(CosformerPreTrainedModel):
                 if entry is not None:
                     # `seen` counts padding, where the attention cannot know better without a look at lengths.
                     entry.put(placed(state, after, layout.longest), memory_state, layout.columns)
+                    entry.made_with = (x.dtype, x.device)
                 if output_hidden_states:
                     hidden.append(layout.leave(x))
         if self.config.pre_norm:
@@ -143,6 +153,11 @@ class CosformerModel(CosformerPreTrainedModel):
             return embedded
         if ids is None or embedded is not None:
             raise ValueError("give either input_ids or inputs_embeds, and not both.")
+        self.check_ids(ids)
+        return self.embed_tokens(ids)
+
+    def check_ids(self, ids: Tensor) -> None:
+        """Raises where input_ids are not tokens of the vocabulary."""
         if ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"input_ids must be integers, but got {ids.dtype}; embeddings go to inputs_embeds."
@@ -156,7 +171,6 @@ class CosformerModel(CosformerPreTrainedModel):
                     f"input_ids must be from 0 to {size - 1}, the model's vocabulary, but got "
                     f"{least if least < 0 else most}: the tokenizer belongs to another model."
                 )
-        return self.embed_tokens(ids)
 
     def _cache(self, given: Any, use_cache: bool | None) -> CosformerCache | None:
         """The cache to read and write, or None."""
@@ -185,6 +199,7 @@ class CosformerModel(CosformerPreTrainedModel):
         position_ids: Tensor | None,
         cu_seqlens: Tensor | None,
         cache: CosformerCache | None,
+        only_state: bool,
     ) -> Layout:
         batch, length = x.shape[:2]
         if position_ids is not None and position_ids.shape[-1] != length:
@@ -211,14 +226,14 @@ class CosformerModel(CosformerPreTrainedModel):
         if attention_mask is None:
             layout = layouts.whole(batch, length, x.device, past)
         else:
-            mask = self._mask(attention_mask, batch, length, 0 if past is None else past.columns)
-            layout = layouts.padded(mask, past, self._limit)
+            mask = self.own_mask(attention_mask, batch, length, 0 if past is None else past.columns)
+            layout = layouts.padded(mask, past, self.limit, empty_rows=only_state)
         self._within(layout, cache)
         if position_ids is not None:
             layouts.check_positions(position_ids, layout)
         return layout
 
-    def _mask(self, mask: Tensor, batch: int, length: int, columns: int) -> Tensor:
+    def own_mask(self, mask: Tensor, batch: int, length: int, columns: int) -> Tensor:
         """The part of attention_mask that belongs to this call, as bool."""
         if mask.dim() != 2 or mask.shape != (batch, columns + length):
             raise ValueError(
@@ -238,18 +253,22 @@ class CosformerModel(CosformerPreTrainedModel):
         return own != 0
 
     @property
-    def _limit(self) -> int | None:
+    def limit(self) -> int | None:
         """The greatest length of a text; None: there is none."""
         return self.config.max_position_embeddings if self.bounded else None
 
     def _within(self, layout: Layout, cache: CosformerCache | None) -> Layout:
-        limit = self._limit
-        if limit is not None and layout.longest > limit:
+        self.check_length(layout.longest, cache)
+        return layout
+
+    def check_length(self, longest: int, cache: CosformerCache | None) -> None:
+        """Raises where a text of this length is past the end."""
+        limit = self.limit
+        if limit is not None and longest > limit:
             assert self.config.horizon is not None
             raise HorizonError(
-                horizon=self.config.horizon, length=limit, position=layout.longest - 1, past_key_values=cache
+                horizon=self.config.horizon, length=limit, position=longest - 1, past_key_values=cache
             )
-        return layout
 
     def _source(
         self, hidden: Tensor | None, mask: Tensor | None, layout: Layout
@@ -263,5 +282,5 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         if mask is None:
             return hidden, None
-        own = layouts.padded(self._mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
+        own = layouts.padded(self.own_mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
         return own.enter(hidden), own.real

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cosformer.attention.cosformer import Cosformer
 from cosformer.nn.projections import Projections
-from cosformer.ops import CosformerState, cosformer_attention
-from cosformer.ops.backends import NAMES
-from cosformer.ops.checks import epsilon, flag, positive
-from cosformer.ops.windows import check_windows, public
+from cosformer.ops import CosformerState
+from cosformer.ops.checks import flag
 
 
 class CosformerAttention(Projections):
@@ -51,20 +50,15 @@ class CosformerAttention(Projections):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(
-            embed_dim,
-            num_heads,
-            kdim=kdim,
-            vdim=vdim,
-            num_kv_heads=num_kv_heads,
-            bias=bias,
-            device=device,
+            embed_dim, num_heads, kdim=kdim, vdim=vdim, num_kv_heads=num_kv_heads, bias=bias, device=device,
             dtype=dtype,
+        )  # fmt: skip
+        self.causal = flag("causal", causal)
+        self.attention = Cosformer(
+            horizon=horizon, windows=windows, eps=eps, backend=backend, num_kv_heads=self.num_kv_heads
         )
-        if backend not in NAMES:
-            raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
-        self.causal, self.eps, self.backend = flag("causal", causal), epsilon(eps), backend
-        self.horizon = None if horizon is None else positive("horizon", horizon)
-        self.windows = public(check_windows(windows, self.num_kv_heads))
+        self.horizon, self.windows = self.attention.horizon, self.attention.windows
+        self.eps, self.backend = self.attention.eps, self.attention.backend
 
     def forward(
         self,
@@ -83,26 +77,16 @@ class CosformerAttention(Projections):
 
         key defaults to query, value to key. The other arguments are the operator's.
         """
-        result = cosformer_attention(
-            *self.project(query, key, value),
-            causal=self.causal,
-            horizon=self.horizon,
-            windows=self.windows,
-            key_mask=key_mask,
-            query_offset=query_offset,
-            cu_seqlens=cu_seqlens,
-            eps=self.eps,
-            lengths=lengths,
-            state=state,
-            return_state=return_state,
-            backend=self.backend,
-        )
+        result = self.attention(
+            *self.project(query, key, value), causal=self.causal, key_mask=key_mask, lengths=lengths,
+            query_offset=query_offset, cu_seqlens=cu_seqlens, state=state, return_state=return_state,
+        )  # fmt: skip
         if isinstance(result, Tensor):
             return self.merge(result)
         out, after = result
         return self.merge(out), after
 
     def extra_repr(self) -> str:
-        horizon = "length" if self.horizon is None else f"{self.horizon:g}"
-        windows = "" if self.windows is None else f", windows={self.windows}"
-        return f"heads={self.num_heads}/{self.num_kv_heads}, causal={self.causal}, horizon={horizon}{windows}"
+        return (
+            f"heads={self.num_heads}/{self.num_kv_heads}, causal={self.causal}, {self.attention.extra_repr()}"
+        )

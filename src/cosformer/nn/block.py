@@ -10,6 +10,7 @@ from cosformer.attention import State
 from cosformer.attention.base import placed
 from cosformer.nn.feedforward import FeedForward
 from cosformer.nn.multihead import MultiheadAttention
+from cosformer.nn.state import TokenStep
 from cosformer.positions.base import Rotate
 
 
@@ -76,8 +77,10 @@ class Block(nn.Module):
         state: State | None = None,
         return_state: bool = False,
         memory: Memory | None = None,
+        step: TokenStep | None = None,
     ) -> BlockOutput:
-        """x [B, T, width], source [B, S, width]; with `return_state` also the states after this call.
+        """x [B, T, width], source [B, S, width]; with `return_state` also the states after this call. `step`:
+        see `MultiheadAttention`.
 
         (Both carry gradients, so both are positional: reentrant checkpointing sees no others.)
         """
@@ -89,6 +92,7 @@ class Block(nn.Module):
             cu_seqlens=cu_seqlens,
             state=state,
             return_state=return_state,
+            step=step,
         )
         x = self._after(x, y, self.attention_norm)
         memory_state = None
@@ -118,5 +122,5 @@ class Block(nn.Module):
         return norm(x) if self.pre_norm else x
 
     def _after(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        x = x + self.dropout(y)
+        x = x + (self.dropout(y) if self.training else y)
         return x if self.pre_norm else norm(x)

@@ -10,7 +10,7 @@ from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.gate import OutputGate
 from cosformer.nn.norm import HeadRMSNorm
 from cosformer.nn.projections import Projections
-from cosformer.nn.state import ConvolvedState
+from cosformer.nn.state import ConvolvedState, TokenStep
 from cosformer.ops.checks import flag
 from cosformer.positions.base import Rotate
 
@@ -99,11 +99,13 @@ class MultiheadAttention(Projections):
         cu_seqlens: Tensor | None = None,
         state: State | None = None,
         return_state: bool = False,
+        step: TokenStep | None = None,
     ) -> tuple[Tensor, State | None]:
         """[B, Tq, embed_dim] and, with `return_state`, the state after this call's keys (else None): that of
         the mechanism, or a `ConvolvedState` around it.
 
         `rotate` is what a position does (its `rotation`) to the heads of q and k [B, T, heads, head_dim];
+        `step` says that this is one token a row behind `state`, for which the mechanism has a shorter way;
         the other arguments are the mechanism's.
         """
         q, k, v = self.project(query, key, value)
@@ -123,19 +125,25 @@ class MultiheadAttention(Projections):
             k = self.k_norm(k)
         if rotate is not None:
             q, k = rotate(q), rotate(k, key=True)
-        result = self.attention(
-            q,
-            k,
-            v,
-            causal=self.causal,
-            key_mask=key_mask,
-            lengths=lengths,
-            query_offset=query_offset,
-            cu_seqlens=cu_seqlens,
-            state=state,
-            return_state=return_state,
-        )
-        out, after = result if return_state else (result, None)
+        after: State | None
+        if step is not None:
+            out, after = self.attention.attend_token(
+                q, k, v, state, step.weights, step.seen, _of_attention(step.into)
+            )
+        else:
+            result = self.attention(
+                q,
+                k,
+                v,
+                causal=self.causal,
+                key_mask=key_mask,
+                lengths=lengths,
+                query_offset=query_offset,
+                cu_seqlens=cu_seqlens,
+                state=state,
+                return_state=return_state,
+            )
+            out, after = result if return_state else (result, None)
         if after is not None and inputs is not None:
             after = ConvolvedState(after, inputs)
         if self.output_norm is not None:
@@ -162,6 +170,10 @@ class MultiheadAttention(Projections):
 
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}/{self.num_kv_heads}, causal={self.causal}"
+
+
+def _of_attention(state: State | None) -> State | None:
+    return state.attention if isinstance(state, ConvolvedState) else state
 
 
 def _apart(state: Any) -> tuple[Tensor | None, State | None]:

@@ -1,4 +1,5 @@
-"""What multi-head attention carries where its queries, keys and values are convolved."""
+"""What multi-head attention carries where its queries, keys and values are convolved, and what it is told of
+a call of one token a row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,17 @@ from torch.utils import _pytree as pytree
 from cosformer.attention import State
 from cosformer.attention.base import placed
 from cosformer.ops.checks import positive_int
+from cosformer.ops.one_token import StepWeights
+
+
+@dataclass
+class TokenStep:
+    """One token a row behind a state: where the tokens stand (`weights.positions` [B], of which `seen` is the
+    largest), and tensors that the state after them may be written to."""
+
+    weights: StepWeights
+    seen: int
+    into: State | None
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,9 @@ def _not_for_triton(args: AttentionArgs, seen: int | None) -> list[str]:
 
 def _not_for_hopper(args: AttentionArgs, seen: int | None) -> list[str]:
     packed = args.cu_seqlens is not None
+    unbounded = args.windows is not None and 0 not in args.windows
     return hopper.not_supported_reasons(
-        args.q, args.k, args.v, args.causal, args.horizon, args.query_offset, packed, seen
+        args.q, args.k, args.v, args.causal, args.horizon, args.query_offset, packed, seen, unbounded
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.backends import can_serve
 from cosformer.ops.checks import epsilon, within_horizon
-from cosformer.ops.interface import cosformer_attention
+from cosformer.ops.one_token import StepWeights, one_token
 from cosformer.ops.state import CosformerState
 from cosformer.ops.validation import check_call
 from cosformer.ops.windows import check_windows
@@ -50,13 +50,10 @@ def decode_step(
 
         out = step(args)
     else:
-        out, after = cosformer_attention(
-            q, k, v, causal=True, horizon=state.horizon, windows=state.windows, key_mask=key_mask, eps=eps,
-            state=state, return_state=True,
-        )  # fmt: skip
-        for name in ("numerator", "denominator", "keys", "values"):
-            old, new = getattr(state, name), getattr(after, name)
-            if old is not None:
-                old.copy_(new)
+        if key_mask is not None:
+            k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))
+        # Autocast would add to the sums in half precision.
+        with torch.autocast(q.device.type, enabled=False):
+            out = one_token(q, k, v, state, state, StepWeights(state.positions), eps)
     state.positions.add_(1)
     return out, replace(state, seen=state.seen + 1)

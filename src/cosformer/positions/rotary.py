@@ -32,10 +32,11 @@ class RotaryPosition(Position):
     def rotation(self, positions: Tensor) -> Rotate:
         angle = waves(positions, self.head_dim, self.base)[:, :, None]  # (B, T, 1, D/2)
         cos, sin = angle.cos(), angle.sin()
+        wide = (torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
+        narrow = (wide[0].float(), wide[1].float())  # made once, and not in every layer
 
         def rotate(x: Tensor, *, key: bool = False) -> Tensor:
-            c, s = cos.to(x.dtype), sin.to(x.dtype)
-            a, b = x.chunk(2, -1)
-            return torch.cat([a * c - b * s, b * c + a * s], -1)
+            c, s = wide if x.dtype == torch.float64 else narrow
+            return torch.addcmul(x * c.to(x.dtype), x.roll(self.head_dim // 2, -1), s.to(x.dtype))
 
         return rotate

@@ -1,9 +1,12 @@
-"""What a report says, apart from how it looks: sections of blocks, from which HTML and Markdown are made."""
+"""What a report says, apart from how it looks: sections of blocks, from which pages and Markdown are made."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 Point = tuple[float, float]
+GUIDE = -1
+"""The colour of lines that were not measured: slopes, limits."""
 
 
 def slug(words: str) -> str:
@@ -16,15 +19,34 @@ class Text:
     """A paragraph; `backquotes` mark code, words in brackets before an address in parentheses a link."""
 
     words: str
+    kind: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True)
+class Code:
+    """A command, or a text that is shown as it stands."""
+
+    words: str
+    kind: ClassVar[str] = "code"
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    words: Sequence[str]
+    kind: ClassVar[str] = "items"
 
 
 @dataclass(frozen=True)
 class Table:
-    """The first column names the rows; the others are figures, and stand to the right."""
+    """The first column names the rows; the others, where they are figures, stand to the right."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    figures: bool = True
+    kind: ClassVar[str] = "table"
 
 
 @dataclass(frozen=True)
@@ -38,8 +60,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines against x. `x_unit` and `y_unit` say how figures are written: see scales.py. The caption is the
-    sentence that says what to see."""
+    """Lines against x. `x_unit` and `y_unit` say how figures are written (`plotter.written`). The caption is
+    the sentence that says what to see."""
 
     name: str
     title: str
@@ -51,9 +73,21 @@ class Plot:
     y_unit: str = "number"
     log_x: bool = False
     log_y: bool = False
+    kind: ClassVar[str] = "plot"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", slug(self.name))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Plots in one picture, `columns` beside one another; a page shows them one by one."""
+
+    title: str
+    plots: Sequence[Plot]
+    heading: str = ""
+    columns: int = 3
+    kind: ClassVar[str] = "figure"
 
 
 @dataclass(frozen=True)
@@ -70,6 +104,7 @@ class Maps:
     title: str
     maps: Sequence[Map]
     caption: str
+    kind: ClassVar[str] = "maps"
 
 
 @dataclass(frozen=True)
@@ -85,16 +120,20 @@ class Sample:
 class Samples:
     samples: Sequence[Sample]
     caption: str
+    kind: ClassVar[str] = "samples"
 
 
-Block = Text | Table | Plot | Maps | Samples
+Block = Text | Code | Items | Table | Plot | Figure | Maps | Samples
 
 
 @dataclass(frozen=True)
 class Section:
+    """`brief` sections are shown on the terminal, too."""
+
     title: str
     blocks: Sequence[Block]
     anchor: str = ""
+    brief: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "anchor", slug(self.anchor or self.title))
@@ -102,15 +141,21 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
+    """`opening` stands between the lead and the first section."""
+
     title: str
     lead: str
-    sections: Sequence[Section]
+    sections: Sequence[Section] = ()
     footer: str = ""
-    plots: list[Plot] = field(init=False, default_factory=list)
+    opening: Sequence[Block] = ()
 
-    def __post_init__(self) -> None:
-        blocks = [block for section in self.sections for block in section.blocks]
-        self.plots.extend(block for block in blocks if isinstance(block, Plot))
+    @property
+    def blocks(self) -> list[Block]:
+        return [*self.opening, *(block for section in self.sections for block in section.blocks)]
+
+    @property
+    def plots(self) -> list[Plot]:
+        return [block for block in self.blocks if isinstance(block, Plot)]
 
 
 # A mechanism keeps its colour from page to page; the palette has eight.

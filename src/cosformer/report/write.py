@@ -1,28 +1,31 @@
 """The report: one page and one Markdown file from everything that was recorded."""
 
+import importlib.util
+import sys
+from dataclasses import replace
 from pathlib import Path
 
-from cosformer.report import benchmark_sections, evidence, html, markdown, records, results, svg
-from cosformer.report.document import Document, Section, Text
-from cosformer.report.files import replace
+from cosformer.report import files, plotter, records, render, sections
+from cosformer.report.document import Block, Document, Figure, Maps, Plot, Section, Text
+from cosformer.report.sections import evidence, runs
 
 PLOTS = "plots"
 
 
 def report(results_at: Path, benchmarks_at: Path) -> Document:
     """The document of all runs and benchmarks under two folders; either may be missing or empty."""
-    runs, measured = records.runs(results_at), records.benchmarks(benchmarks_at)
+    finished, measured = records.runs(results_at), records.benchmarks(benchmarks_at)
     failures = records.failures(results_at)
     parts: list[Section] = [
-        *benchmark_sections.sections(measured),
-        *evidence.sections(runs, failures=failures),
-        *results.sections(runs),
+        *sections.benchmarks(measured),
+        *evidence.sections(finished, failures=failures),
+        *runs.sections(finished),
     ]
     if not parts:
         parts = [Section("Nothing yet", [Text("No run has finished, and no benchmark was recorded.")])]
-    tasks = len({r["task"] for r in runs})
+    tasks = len({r["task"] for r in finished})
     lead = (
-        f"{_count(len(runs), 'finished run')} of {_count(tasks, 'task')} and "
+        f"{_count(len(finished), 'finished run')} of {_count(tasks, 'task')} and "
         f"{_count(len(measured), 'benchmark')}, as they were recorded."
     )
     return Document(
@@ -40,8 +43,33 @@ def _count(number: int, what: str) -> str:
 def write(document: Document, folder: Path, name: str = "report") -> tuple[Path, Path]:
     """`name`.html and `name`.md in the folder, the Markdown's plots in a folder beside them."""
     page, text = folder / f"{name}.html", folder / f"{name}.md"
-    replace(page, html.render(document))
+    document = drawable(document)
+    files.replace(page, render.html(document))
     for plot in document.plots:
-        replace(folder / PLOTS / f"{plot.name}.svg", svg.standalone(plot))
-    replace(text, markdown.render(document, PLOTS))
+        files.replace(folder / PLOTS / f"{plot.name}.svg", plotter.standalone(plot))
+    files.replace(text, render.markdown(document, PLOTS))
     return page, text
+
+
+def write_beside(document: Document, record: Path) -> list[Path]:
+    """The report of one benchmark beside its record: Markdown, and the picture of its figure as PNG."""
+    document, written = drawable(document), [record.with_suffix(".md")]
+    for figure in (b for b in document.opening if isinstance(b, Figure)):
+        written.append(record.with_suffix(".png"))
+        plotter.png(figure, written[-1])
+    files.replace(written[0], render.markdown(document, picture=written[-1].name))
+    return written
+
+
+def drawable(document: Document) -> Document:
+    """Without pictures, and with a word about it, where matplotlib is not installed: on a machine that only
+    measures, the tables must not be lost."""
+    if importlib.util.find_spec("matplotlib") is not None:
+        return document
+    print('No plots: matplotlib is not installed (pip install "cosformer[plots]").', file=sys.stderr)
+
+    def rest(blocks: tuple[Block, ...]) -> list[Block]:
+        return [b for b in blocks if not isinstance(b, Plot | Figure | Maps)]
+
+    left = [replace(s, blocks=rest(tuple(s.blocks))) for s in document.sections]
+    return replace(document, sections=left, opening=rest(tuple(document.opening)))

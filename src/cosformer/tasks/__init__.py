@@ -1,23 +1,24 @@
 """Tasks under one registry: data, a metric and the kind of head, and never a training loop."""
 
 from cosformer.tasks.base import Row, Rows, Split, Task
-from cosformer.tasks.bytes_lm import Enwik8, PythonSource
-from cosformer.tasks.citations import Citations
-from cosformer.tasks.copying import Copy
 from cosformer.tasks.fetch import fetch
-from cosformer.tasks.glue_tasks import Cola, Mnli, Mrpc, Qnli, Qqp, Rte, Sst2, Stsb
-from cosformer.tasks.image import Image
-from cosformer.tasks.listops import ListOps
+from cosformer.tasks.glue.reviews import Amazon, Imdb, Text
+from cosformer.tasks.glue.tasks import Cola, Mnli, Mrpc, Qnli, Qqp, Rte, Sst2, Stsb
+from cosformer.tasks.io import cache, sources
+from cosformer.tasks.io.sources import DataError
+from cosformer.tasks.language.bytes_lm import Enwik8, PythonSource
+from cosformer.tasks.language.mlm import MaskedLM
+from cosformer.tasks.language.wikitext import WikiText2, WikiText103
+from cosformer.tasks.lra.citations import Citations
+from cosformer.tasks.lra.image import Image
+from cosformer.tasks.lra.listops import ListOps
+from cosformer.tasks.lra.pathfinder import Pathfinder, PathX, contact_sheet
+from cosformer.tasks.lra.retrieval import Retrieval
 from cosformer.tasks.metrics import Metric
-from cosformer.tasks.mlm import MaskedLM
-from cosformer.tasks.mqar import Mqar
-from cosformer.tasks.pathfinder import Pathfinder, PathX, contact_sheet
 from cosformer.tasks.registry import build, get, names, parameters, register
-from cosformer.tasks.retrieval import Retrieval
-from cosformer.tasks.reverse import Reverse
-from cosformer.tasks.reviews import Amazon, Imdb, Text
-from cosformer.tasks.sources import DataError
-from cosformer.tasks.wikitext import WikiText2, WikiText103
+from cosformer.tasks.synthetic.copying import Copy
+from cosformer.tasks.synthetic.mqar import Mqar
+from cosformer.tasks.synthetic.reverse import Reverse
 
 __all__ = [
     "Amazon",
@@ -52,10 +53,12 @@ __all__ = [
     "WikiText2",
     "WikiText103",
     "build",
+    "cache",
     "contact_sheet",
     "fetch",
     "get",
     "names",
     "parameters",
     "register",
+    "sources",
 ]

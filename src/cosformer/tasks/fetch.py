@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cosformer.tasks import cache, glue_tasks, sources
-from cosformer.tasks.glue import Glue
+from cosformer.tasks.glue import tasks as glue_tasks
+from cosformer.tasks.glue.formats import Glue
+from cosformer.tasks.io import cache, sources
 
 Lines = Iterator[str]
 

@@ -163,16 +163,23 @@ def _nll(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.float(), labels, reduction="none").to(torch.float64)
 
 
+class _Tokens(Metric):
+    """Statistics (nats, tokens, right) of logits [B, T, V]: of a causal model, whose logits of a column are
+    about the next one (shift 1), or of a masked one (0)."""
+
+    higher_is_better = False
+    shift: ClassVar[int]
+
+    def rows(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        return _token_statistics(logits, batch["labels"], self.shift)
+
+
 @dataclass(frozen=True)
-class BitsPerCharacter(Metric):
+class BitsPerCharacter(_Tokens):
     """The mean of -log2 p(byte | bytes before it), and of how often the likeliest byte is right."""
 
     name = "bits_per_character"
-    higher_is_better = False
-
-    def rows(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Statistics (nats, bytes, right) of a causal model's logits [B, T, 256]."""
-        return _token_statistics(logits, batch["labels"], shift=1)
+    shift = 1
 
     def score(self, rows: Tensor) -> dict[str, float]:
         nats, count, right = _some(rows).sum(0).tolist()
@@ -180,15 +187,11 @@ class BitsPerCharacter(Metric):
 
 
 @dataclass(frozen=True)
-class MaskedPerplexity(Metric):
+class MaskedPerplexity(_Tokens):
     """exp of the mean -log p(token) over the masked places, and how often the likeliest token is right."""
 
     name = "perplexity"
-    higher_is_better = False
-
-    def rows(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Statistics (nats, tokens, right) of a masked model's logits [B, T, V]."""
-        return _token_statistics(logits, batch["labels"], shift=0)
+    shift = 0
 
     def score(self, rows: Tensor) -> dict[str, float]:
         nats, count, right = _some(rows).sum(0).tolist()

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from cosformer.ops.checks import flag, positive, positive_int
 from cosformer.record_format import NON_SEMANTIC_FIELDS
+from cosformer.registry import meant_or_known
 from cosformer.training import schedules
 
 _CHOICES = {
@@ -194,6 +194,4 @@ def refuse_unknown(values: Mapping[str, Any]) -> None:
     known = [f.name for f in dataclasses.fields(Run)]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}."
-            raise ValueError(f"a run has no field {name!r}; {hint}")
+            raise ValueError(f"a run has no field {name!r}; {meant_or_known(name, known, 'it has')}")

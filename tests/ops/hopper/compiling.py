@@ -112,7 +112,12 @@ def record(
             torch.empty(rows, dtype=torch.int64, device="meta"),
         )  # fmt: skip
     settings = (causal, 0, 2.0 * length, 1e-6)
-    run.forward(Recorder(launches), q, k, v, mask, cu, *carried, *settings, state, False)
-    out, d, kept, *_ = run.forward(Recorder(launches), q, k, v, mask, cu, *carried, *settings, state, True)
-    run.backward(Recorder(launches), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, *settings)
+    run.forward(Recorder(launches), q, k, v, mask, cu, *carried, None, *settings, state, False)
+    out, d, kept, *_ = run.forward(
+        Recorder(launches), q, k, v, mask, cu, *carried, None, *settings, state, True
+    )
+    run.backward(
+        Recorder(launches), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, None, None, None,
+        *settings,
+    )  # fmt: skip
     return launches

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from cosformer.ops.gpu import launch_cache, partition
+from cosformer.ops.gpu.rows import phases
 from cosformer.ops.triton import kernels
-from cosformer.ops.triton.rows import phases
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
-from cosformer.ops.triton.padding import padded, widen, with_aligned_rows
+from cosformer.ops.gpu.padding import padded, widen, with_aligned_rows
 
 
 def test_head_sizes():

@@ -6,7 +6,7 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
-from cosformer.ops.triton import windowed
+from cosformer.ops.gpu.windows import launch
 from tests.ops.triton.window_cases import DEVICE, EPS, UNTOUCHED, Call, assert_right, rows_apart
 
 
@@ -58,7 +58,7 @@ def test_every_kind_of_call_with_wide_windows(kind, causal):
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_segments_as_long_as_the_window(causal, monkeypatch):
-    monkeypatch.setattr(windowed, "sm_count", lambda device: 1)
+    monkeypatch.setattr(launch, "sm_count", lambda device: 1)
     assert_right(Call((320,), tq=400, causal=causal))
 
 
@@ -94,14 +94,14 @@ def test_token_by_token_as_all_at_once(group, dtype):
     """The state holds the last W - 1 keys and values of each head, bit for bit. Up to three tiles."""
     call = Call((1, 2, 0, 40, 5), tq=50, batch=2, group=group, d=24, dv=200, masked=True, dtype=dtype)
     x, mask = call.tensors(), call.mask()
-    table = windowed.window_table(call.windows, x["q"].device)
+    table = launch.window_table(call.windows, x["q"].device)
     keys, values = (torch.zeros(2, table.places, n, dtype=dtype, device=DEVICE) for n in (24, 200))
     x["k"][~mask], x["v"][~mask] = torch.nan, torch.nan
     exact, scale = call.exact({n: t.nan_to_num() for n, t in x.items()}, mask)["out"]
     for t in range(call.tq):
         out = torch.full((2, 1, x["q"].shape[2], 200), UNTOUCHED, dtype=dtype, device=DEVICE)
         token = [x[n][:, t : t + 1] for n in "qkv"]
-        windowed.decode(*token, out, keys, values, table, mask[:, t : t + 1], EPS)
+        launch.decode(*token, out, keys, values, table, mask[:, t : t + 1], EPS)
         for head, window in enumerate(call.windows):
             mine = slice(head * group, head * group + group)
             if window == 0:

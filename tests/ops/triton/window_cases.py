@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cosformer.ops.triton import windowed
+from cosformer.ops.gpu.windows import launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-6
@@ -99,14 +99,14 @@ class Call:
 
     def run(self, x, mask):
         """What the kernels give, laid over UNTOUCHED."""
-        table = windowed.window_table(self.windows, x["q"].device)
+        table = launch.window_table(self.windows, x["q"].device)
         q, k, v, g = (x[n] for n in "qkvg")
         out = torch.full((*q.shape[:3], self.dv), UNTOUCHED, dtype=q.dtype, device=DEVICE)
         den = torch.full((q.shape[0], q.shape[2], q.shape[1]), UNTOUCHED, device=DEVICE)
         dq, dk, dv = (torch.full_like(t, UNTOUCHED) for t in (q, k, v))
         settings = (table, mask, self.cu(), self.causal, self.offset, EPS)
-        windowed.forward(q, k, v, out, den, *settings)
-        windowed.backward(g, q, k, v, out, den, dq, dk, dv, *settings)
+        launch.forward(q, k, v, out, den, *settings)
+        launch.backward(g, q, k, v, out, den, dq, dk, dv, *settings)
         made = {"out": out, "den": den, "dq": dq, "dk": dk, "dv": dv}
         return {n: t.cpu() for n, t in made.items()}
 

@@ -6,6 +6,11 @@ launcher.py       Triton's innermost launch function
 partition.py      how sequences are split over CTAs, and the tables of packed documents
 carried_state.py  states (S, z) passed between kernels
 state_scan.py     prefix sums of the states of splits (a Triton kernel)
+rows.py           what every Triton kernel does with a block of rows, and the table of the four outputs
+roles.py          which tensors take part in each of the four
+blocks.py         sizes of blocks, and the type of the operands of matrix products
+padding.py        how tensors must be aligned
+windows/          heads with a window
 
-Only state_scan.py imports Triton when it is imported: the cache is consulted before a backend is chosen.
+The first five do not import Triton when they are imported: the cache is consulted before a backend is chosen.
 """

@@ -86,7 +86,7 @@ def make_replay(
 ) -> Replay | None:
     """The recorded plan of a forward without mask, documents and state as a function of q, k and v in the
     layout of `args`, which returns o; None if there is none. `flags`: the last settings of `function`."""
-    absent = (None,) * 5
+    absent = (None,) * 6
     q, k, v = args.q, args.k, args.v
     settings = (args.causal, args.query_offset, length_or(args.horizon, q, k), args.eps, *flags)
     plan = PLAN_CACHE.get(call_key(function, (q, k, v, *absent), settings))

@@ -8,20 +8,24 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream, define
 from cosformer.ops.gpu.launch_cache import cached_call
-from cosformer.ops.gpu.windowed_heads import GpuBackend
+from cosformer.ops.gpu.windows.heads import GpuBackend
 from cosformer.ops.hopper import run
 from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
 from cosformer.ops.hopper.partition import head_width, states_to_keep, tile_list_rows
+from cosformer.ops.windowed import Triple
 
 
 class Hopper:
-    def forward(self, args: AttentionArgs) -> Forward:
+    def writes_views(self, args: AttentionArgs) -> bool:
+        return run.writes_views(args.cu_seqlens, args.group)
+
+    def forward(self, args: AttentionArgs, into: Tensor | None = None) -> Forward:
         q, k, v, cu_seqlens = args.q, args.k, args.v, args.cu_seqlens
         replayable = cu_seqlens is None or run.uses_tile_list(cu_seqlens, args.has_state)
         with _device(q):
             out, d, kept, state, z = cached_call(
                 run.forward,
-                (q, k, v, args.key_mask, cu_seqlens, args.numerator, args.denominator, args.positions),
+                (q, k, v, args.key_mask, cu_seqlens, args.numerator, args.denominator, args.positions, into),
                 (args.causal, args.query_offset, args.m, args.eps, args.return_state, args.keep),
                 replayable=replayable,
                 plan_type=HopperLaunchPlan,
@@ -32,7 +36,9 @@ class Hopper:
                 return Forward(out, d, kept, None, None)
             return Forward(out, d, kept, *run.public_state(state, z, k.shape[3], v.shape[3]))
 
-    def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
+    def backward(
+        self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple | None = None
+    ) -> Gradients:
         q, k, v, cu_seqlens = args.q, args.k, args.v, args.cu_seqlens
         has_states = upstream.numerator is not None or args.numerator is not None
         use_tile_list = run.uses_tile_list(cu_seqlens, has_states)
@@ -41,7 +47,7 @@ class Hopper:
                 run.backward,
                 (
                     *upstream, q, k, v, *saved, args.key_mask, cu_seqlens, args.numerator, args.denominator,
-                    args.positions,
+                    args.positions, *(into or (None, None, None)),
                 ),
                 (args.causal, args.query_offset, args.m, args.eps),
                 replayable=cu_seqlens is None or use_tile_list,

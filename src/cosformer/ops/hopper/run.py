@@ -23,12 +23,12 @@ from cosformer.ops.hopper.partition import MAX_INLINE_STATES
 def forward(
     plan: HopperLaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None,
     cu_seqlens: Tensor | None, numerator: Tensor | None, denominator: Tensor | None,
-    positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float, need_state: bool,
-    keep: bool,
+    positions: Tensor | None, into: Tensor | None, causal: bool, offset: int, horizon: float, eps: float,
+    need_state: bool, keep: bool,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """o [B, Tq, H, Dv], den [B, H, Tq] before eps, what to `keep` for a backward, and the state after the
-    last key if it is needed."""
-    out = plan.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
+    last key if it is needed. o is written `into` a tensor that is given, where `writes_views`."""
+    out = plan.empty((*q.shape[:-1], v.shape[-1]), q.dtype) if into is None else into
     den = plan.empty((q.shape[0], q.shape[2], q.shape[1]))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     initial_state = State.given(numerator, denominator)
@@ -75,12 +75,15 @@ def backward(
     plan: HopperLaunchPlan, grad: Tensor, grad_numerator: Tensor | None, grad_denominator: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, kept: Tensor | None, key_mask: Tensor | None,
     cu_seqlens: Tensor | None, numerator: Tensor | None, denominator: Tensor | None, positions: Tensor | None,
-    causal: bool, offset: int, horizon: float, eps: float,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, causal: bool, offset: int, horizon: float,
+    eps: float,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """dq, dk, dv, and the gradient of the initial state."""
-    dq = plan.empty(tuple(q.shape), q.dtype)
-    heads = q.shape[2] if causal else k.shape[2]
-    dk, dv = (plan.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
+    """dq, dk, dv, and the gradient of the initial state. The first three are written into tensors that are
+    given, where `writes_views`."""
+    if dq is None or dk is None or dv is None:
+        dq = plan.empty(tuple(q.shape), q.dtype)
+        heads = q.shape[2] if causal else k.shape[2]
+        dk, dv = (plan.empty((*x.shape[:2], heads, x.shape[3]), x.dtype) for x in (k, v))
     tensors = {"q": q, "k": k, "v": v, "o": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     initial_state = State.given(numerator, denominator)
     grad_final = State.given(grad_numerator, grad_denominator)
@@ -126,6 +129,12 @@ def backward(
     if grad_initial is None:
         return dq, dk, dv, None, None
     return dq, dk, dv, grad_initial.s, None if grad_initial.s.dim() == 3 else grad_initial.z
+
+
+def writes_views(cu_seqlens: Tensor | None, group: int) -> bool:
+    """Whether results can be written into tensors of any layout that TMA knows: the ends of documents are
+    not written by TMA, and gradients of grouped heads are summed first."""
+    return cu_seqlens is None and group == 1
 
 
 def uses_tile_list(cu_seqlens: Tensor | None, has_states: bool) -> bool:

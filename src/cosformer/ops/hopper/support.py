@@ -64,8 +64,10 @@ def not_supported_reasons(
     offset: int,
     packed: bool,
     seen: int | None,
+    unbounded: bool = False,
 ) -> list[str]:
-    """`seen`: an upper bound on the positions a carried state has seen, None without one."""
+    """`seen`: an upper bound on the positions a carried state has seen, None without one. `unbounded`: every
+    head has a window."""
     reasons = []
     if q.device.type != "cuda":
         reasons.append(f"the tensors are on {q.device.type}, and it runs on Hopper GPUs")
@@ -92,7 +94,9 @@ def not_supported_reasons(
     if seen is not None and causal and tq == 1:
         reasons.append("one token after a state is a step of decoding, which the backend triton is made for")
     # Documents are as long as the horizon at most.
-    if not packed and (seen is not None or offset != 0 or (horizon is not None and not causal)):
+    if not (packed or unbounded) and (
+        seen is not None or offset != 0 or (horizon is not None and not causal)
+    ):
         # Only where phases are not negative can they be applied before the ReLU.
         first = 0 if seen is not None else max(0, -offset)
         last = (seen or 0) + first + max(offset + tq, tk) - 1

@@ -1,6 +1,6 @@
 """Tiles in shared memory: layouts, TMA loads and stores, phases.
 
-All kernels compute the four sums of ops/triton/rows.py, with the same names: y, a, b, c, inv_den, delta, S,
+All kernels compute the four sums of ops/gpu/rows.py, with the same names: y, a, b, c, inv_den, delta, S,
 z. A tile is CHUNK = 64 tokens of one head, W = 64 or 128 features wide. Narrower heads are padded: TMA fills
 what lies outside of a tensor with zeros when it loads, and leaves it out when it stores. TMA sees tensors as
 [B, T, H, D], so any strides that are multiples of 8 elements will do.

@@ -8,17 +8,7 @@ both beside dq, where one program has all columns (state_apply.py).
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import load_rows
-
-
-@triton.jit
-def inv_den_and_delta(g, o, den, eps):
-    """delta is zero where den < eps; both are zero for a row whose g is zero."""
-    g = g.to(tl.float32)
-    has_grad = tl.sum(tl.abs(g), 1) != 0.0
-    inv_den = tl.where(has_grad, 1.0 / tl.maximum(den, eps, propagate_nan=tl.PropagateNan.ALL), 0.0)
-    delta = tl.where(has_grad & (den >= eps), -tl.sum(g * o.to(tl.float32), 1), 0.0)
-    return inv_den, delta
+from cosformer.ops.gpu.rows import inv_den_and_delta, load_rows
 
 
 @triton.jit(do_not_specialize=["length", "vec_stride_b", "vec_stride_h"])

@@ -23,7 +23,7 @@ the memory-bound limit); "dq" reads g, v, k, q and writes dq (5), "dk" reads v, 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import (
+from cosformer.ops.gpu.rows import (
     as_columns,
     cot_and_sin,
     dot_add,

@@ -9,7 +9,7 @@ depend on i - j alone: one matrix serves all chunks. Reads q and k (2 tensors).
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import (
+from cosformer.ops.gpu.rows import (
     as_columns,
     dot_add,
     load_key_mask,

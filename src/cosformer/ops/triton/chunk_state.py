@@ -12,7 +12,7 @@ more of its programs are resident: one split of chunk.py may be several splits h
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import (
+from cosformer.ops.gpu.rows import (
     dot_add,
     load_key_mask,
     load_rows,

@@ -10,7 +10,7 @@ over the initial one: no other program reads it.
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.rows import phases, relu
+from cosformer.ops.gpu.rows import phases, relu
 
 
 @triton.jit(do_not_specialize=["offset", "mask_stride"])

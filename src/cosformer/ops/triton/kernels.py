@@ -1,51 +1,35 @@
 """The kernels of one call as methods, which fill in tensors, strides, tables and block sizes."""
 
-import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cosformer.ops.gpu.blocks import (
+    INTERPRETED,
+    BlockConfig,
+    dot_precision,
+    has_large_smem,
+    power_of_two,
+)
 from cosformer.ops.gpu.carried_state import NO_STATE, State
 from cosformer.ops.gpu.launch_plan import LaunchPlan
+from cosformer.ops.gpu.padding import with_aligned_rows
 from cosformer.ops.gpu.partition import Splits, sm_count, split_documents, split_rows, state_subdivision
+from cosformer.ops.gpu.roles import ROLES
 from cosformer.ops.gpu.state_scan import launch_state_scan
 from cosformer.ops.triton.bwd_preprocess import bwd_preprocess
 from cosformer.ops.triton.chunk import chunk_attention
 from cosformer.ops.triton.chunk_denominator import chunk_denominator
 from cosformer.ops.triton.chunk_state import chunk_state
-from cosformer.ops.triton.configs import (
-    BlockConfig,
-    block_config,
-    dot_precision,
-    has_large_smem,
-    power_of_two,
-)
+from cosformer.ops.triton.configs import block_config
 from cosformer.ops.triton.decode import recurrent_step
-from cosformer.ops.triton.padding import with_aligned_rows
 from cosformer.ops.triton.partition import APPLY_CTAS, CHUNK_CTAS, STATE_CTAS, split_size
 from cosformer.ops.triton.state_apply import state_apply
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_FUSED_FEATURES = 64  # with more, chunk_attention leaves the denominators to chunk_denominator
 
 
-class Roles(NamedTuple):
-    """Which tensors are a, b, c, y and x of an output (the table in rows.py)."""
-
-    a: str
-    b: str
-    c: str
-    y: str
-    x: str | None
-
-
-ROLES = {
-    "o": Roles("q", "k", "v", "out", None),
-    "dq": Roles("g", "v", "k", "dq", "q"),
-    "dk": Roles("v", "g", "q", "dk", "k"),
-    "dv": Roles("k", "q", "g", "dv", None),
-}
 QUERY_SIDE = ("o", "dq")  # outputs with a row for each query
 TRANSPOSED = ("dq", "dk")  # outputs that use the state transposed
 

@@ -8,21 +8,25 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Backend, Forward, Gradients, Saved, Shape, Upstream, define
 from cosformer.ops.gpu.carried_state import State
-from cosformer.ops.gpu.windowed_heads import GpuBackend
+from cosformer.ops.gpu.padding import padded, widen
+from cosformer.ops.gpu.windows.heads import GpuBackend
 from cosformer.ops.triton import run
-from cosformer.ops.triton.padding import padded, widen
 from cosformer.ops.triton.partition import states_to_keep
+from cosformer.ops.windowed import Triple
 
 
 class Triton:
     """Calls without windows, whose heads have sizes that the kernels take."""
 
-    def forward(self, args: AttentionArgs) -> Forward:
+    def writes_views(self, args: AttentionArgs) -> bool:
+        return True
+
+    def forward(self, args: AttentionArgs, into: Tensor | None = None) -> Forward:
         q, k, v = args.q, args.k, args.v
         with on_device(q):
             initial_state = State.given(args.numerator, args.denominator)
             out, d, state, kept = run.forward(
-                q, k, v, args.key_mask, args.cu_seqlens, initial_state, args.positions, args.causal,
+                q, k, v, args.key_mask, args.cu_seqlens, initial_state, args.positions, into, args.causal,
                 args.query_offset, args.m, args.eps, args.return_state, args.keep,
             )  # fmt: skip
             keeps = args.keep and not args.causal
@@ -37,14 +41,16 @@ class Triton:
                 return Forward(out, d, kept, None, None)
             return Forward(out, d, kept, *_public(state, k, v))
 
-    def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
+    def backward(
+        self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple | None = None
+    ) -> Gradients:
         q, k, v = args.q, args.k, args.v
         with on_device(q):
             back = State.given(upstream.numerator, upstream.denominator)
             dq, dk, dv, r = run.backward(
                 upstream.out, back, q, k, v, saved.out, saved.den, saved.kept, args.key_mask,
-                args.cu_seqlens, State.given(args.numerator, args.denominator), args.positions, args.causal,
-                args.query_offset, args.m, args.eps,
+                args.cu_seqlens, State.given(args.numerator, args.denominator), args.positions, into,
+                args.causal, args.query_offset, args.m, args.eps,
             )  # fmt: skip
             if args.numerator is None:
                 return Gradients(dq, dk, dv, None, None)

@@ -20,6 +20,7 @@ from cosformer.ops.gpu.carried_state import NO_STATE, State
 from cosformer.ops.gpu.launch_cache import cached_call, make_replay
 from cosformer.ops.gpu.launch_plan import LaunchPlan
 from cosformer.ops.triton.kernels import Kernels
+from cosformer.ops.windowed import Triple
 
 
 class Span(NamedTuple):
@@ -31,24 +32,26 @@ class Span(NamedTuple):
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-    initial_state: State | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
-    eps: float, need_state: bool, keep: bool,
+    initial_state: State | None, positions: Tensor | None, into: Tensor | None, causal: bool, offset: int,
+    horizon: float, eps: float, need_state: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, State | None, Tensor | None]:  # fmt: skip
     """o [B, Tq, H, Dv], den [B, H, Tq] before eps, the state after the last key (always for bidirectional
-    attention, for causal attention if needed), and, to `keep` for the backward, the states of splits."""
-    inputs = (q, k, v, key_mask, cu_seqlens, *(initial_state or NO_STATE)[:2], positions)
+    attention, for causal attention if needed), and, to `keep` for the backward, the states of splits. o is
+    written `into` a tensor that is given."""
+    inputs = (q, k, v, key_mask, cu_seqlens, *(initial_state or NO_STATE)[:2], positions, into)
     settings = (causal, offset, horizon, eps, need_state, keep)
     return cached_call(_forward, inputs, settings, replayable=cu_seqlens is None)
 
 
 def _forward(
     plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-    s: Tensor | None, z: Tensor | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
-    eps: float, need_state: bool, keep: bool,
+    s: Tensor | None, z: Tensor | None, positions: Tensor | None, into: Tensor | None, causal: bool,
+    offset: int, horizon: float, eps: float, need_state: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, State | None, Tensor | None]:  # fmt: skip
     initial_state = State.given(s, z)
     batch, length, heads, _ = q.shape
-    out, den = plan.empty((batch, length, heads, v.shape[3]), q.dtype), plan.empty((batch, heads, length))
+    out = plan.empty((batch, length, heads, v.shape[3]), q.dtype) if into is None else into
+    den = plan.empty((batch, heads, length))
     tensors = {"q": q, "k": k, "v": v, "out": out}
     run = Kernels(plan, tensors, den, key_mask, cu_seqlens, positions, offset, horizon, eps)
     if not causal:
@@ -81,13 +84,14 @@ replay = partial(make_replay, _forward, (False, False))
 def backward(
     grad: Tensor, grad_state: State | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor,
     kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None, initial_state: State | None,
-    positions: Tensor | None, causal: bool, offset: int, horizon: float, eps: float,
+    positions: Tensor | None, into: Triple | None, causal: bool, offset: int, horizon: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
-    """dq, dk, dv, and the gradient of the initial state. `kept`: the state of bidirectional attention, or the
-    states of splits, S followed by z; None: they are computed again."""
+    """dq, dk, dv, written `into` tensors that are given, and the gradient of the initial state. `kept`: the
+    state of bidirectional attention, or the states of splits, S followed by z; None: they are computed
+    again."""
     inputs = (
         grad, *(grad_state or NO_STATE)[:2], q, k, v, out, den, kept, key_mask, cu_seqlens,
-        *(initial_state or NO_STATE)[:2], positions,
+        *(initial_state or NO_STATE)[:2], positions, *(into or (None, None, None)),
     )  # fmt: skip
     return cached_call(_backward, inputs, (causal, offset, horizon, eps), replayable=cu_seqlens is None)
 
@@ -95,11 +99,12 @@ def backward(
 def _backward(
     plan: LaunchPlan, grad: Tensor, gs: Tensor | None, gz: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
     out: Tensor, den: Tensor, kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
-    s: Tensor | None, z: Tensor | None, positions: Tensor | None, causal: bool, offset: int, horizon: float,
-    eps: float,
+    s: Tensor | None, z: Tensor | None, positions: Tensor | None, dq: Tensor | None, dk: Tensor | None,
+    dv: Tensor | None, causal: bool, offset: int, horizon: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, State | None]:  # fmt: skip
     initial_state, grad_state = State.given(s, z), State.given(gs, gz)
-    dq, dk, dv = (plan.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
+    if dq is None or dk is None or dv is None:
+        dq, dk, dv = (plan.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
     tensors = {"q": q, "k": k, "v": v, "out": out, "g": grad, "dq": dq, "dk": dk, "dv": dv}
     run = Kernels(plan, tensors, den, key_mask, cu_seqlens, positions, offset, horizon, eps)
     if not causal:

@@ -11,13 +11,13 @@ delta (4), or reads inv_den and delta (3); "dk" reads v, k, writes dk (3); "dv" 
 import triton
 import triton.language as tl
 
-from cosformer.ops.triton.bwd_preprocess import inv_den_and_delta
-from cosformer.ops.triton.rows import (
+from cosformer.ops.gpu.rows import (
     as_columns,
     cot_and_sin,
     dot_add,
     dot_over_features,
     dot_over_features_add,
+    inv_den_and_delta,
     load_key_mask,
     load_rows,
     locate_split,

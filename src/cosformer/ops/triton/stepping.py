@@ -5,8 +5,9 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.gpu.carried_state import State
-from cosformer.ops.gpu.windowed_heads import table_of
-from cosformer.ops.triton import run, windowed
+from cosformer.ops.gpu.windows import launch
+from cosformer.ops.gpu.windows.heads import table_of
+from cosformer.ops.triton import run
 from cosformer.ops.triton.op import on_device
 from cosformer.ops.windowed import part_of
 from cosformer.ops.windows import plain_heads
@@ -28,7 +29,7 @@ def step(args: AttentionArgs) -> Tensor:
             out[:, :, heads.start * args.group : heads.stop * args.group] = _plain_step(
                 part_of(args, groups, heads)
             )
-        windowed.decode(
+        launch.decode(
             args.q, args.k, args.v, out, args.past_keys, args.past_values, table_of(args), args.key_mask,
             args.eps,
         )  # fmt: skip

@@ -1,0 +1,56 @@
+"""The demonstration's models as a recipe: small language models over the bytes of Python's standard library,
+for two CPU cores. The same for both attentions, but that windows tell a cosFormer's heads where to look, and
+rotary positions softmax's; neither has parameters.
+"""
+
+from typing import Any
+
+from cosformer.training import Run
+from cosformer.training.recipes import Table
+
+
+def _windows(*of_layers: list[int]) -> dict[str, Any]:
+    """Of the heads of each layer of the cosFormer: near ones first, far ones last."""
+    return {"model": {"position": "none", "attention_parameters": [{"windows": w} for w in of_layers]}}
+
+
+_SMALL = {
+    "task_settings": {"length": 512, "held_out": 65536},
+    # The cosFormer has no end; softmax is made for so many positions.
+    "model": {
+        "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "max_position_embeddings": 65536,
+    },
+    "steps": 800, "batch": 4,
+}  # fmt: skip
+_FAR = _windows([2, 4, 8, 16], [4, 8, 32, 64], [8, 32, 128, 512], [16, 64, 512, 512])
+TABLE = Table(
+    task="python",
+    shared={
+        "model": {"initializer_range": 0.06},  # so few steps cannot make up for a slow start
+        "learning_rate": 3e-3, "weight_decay": 0.01, "eval_batch": 8, "log_every": 10, "device": "cpu",
+        "data": "loader",
+    },
+    tiny={
+        "task_settings": {"length": 64, "held_out": 1024},
+        "model": {
+            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "max_position_embeddings": 4096,
+        },
+        "steps": 10, "batch": 2,
+    },
+    small=_SMALL,
+    paper=_SMALL,  # nobody has published it
+    attention={"softmax": {"model": {"position": "rotary"}}},
+    attention_at={
+        ("cosformer", "tiny"): _windows([2, 4], [8, 64]), ("cosformer", "small"): _FAR,
+        ("cosformer", "paper"): _FAR,
+    },
+)  # fmt: skip
+
+
+def build(scale: str = "small", attention: str = "cosformer", **overrides: Any) -> Run:
+    """Warm-up, checkpoints and the one evaluation follow from the number of steps."""
+    steps = overrides.get("steps") or TABLE.build(scale, attention, **overrides).steps
+    paced = {"warmup": max(1, steps // 10), "eval_every": steps, "save_every": max(1, steps // 4)}
+    return TABLE.build(scale, attention, **paced | overrides)

@@ -1,0 +1,88 @@
+"""A GPU backend for heads with and without windows: its own kernels for those without, the portable kernels
+for windows (launch.py) for the others."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream
+from cosformer.ops.gpu.windows import launch
+from cosformer.ops.windowed import Triple, WindowedBackend
+
+
+class PlainKernels(Protocol):
+    """A backend for calls without windows, which can write its results `into` tensors that are given,
+    whatever their layout, where it `writes_views`."""
+
+    def writes_views(self, args: AttentionArgs) -> bool: ...
+    def forward(self, args: AttentionArgs, into: Tensor | None = None) -> Forward: ...
+    def backward(
+        self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple | None = None
+    ) -> Gradients: ...
+    def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]: ...
+
+
+class GpuBackend:
+    """`plain` computes calls without windows, as they are; denominators are [B, H, Tq]."""
+
+    heads_at = 1
+
+    def __init__(self, plain: PlainKernels):
+        self.plain = plain
+        self._windowed = WindowedBackend(self)
+
+    def forward(self, args: AttentionArgs) -> Forward:
+        return self.plain.forward(args) if args.windows is None else self._windowed.forward(args)
+
+    def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
+        run = self.plain.backward if args.windows is None else self._windowed.backward
+        return run(args, saved, upstream)
+
+    def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
+        return self.plain.shapes(args) if args.windows is None else self._windowed.shapes(args)
+
+    def plain_shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
+        return self.plain.shapes(args)
+
+    def plain_forward(
+        self, args: AttentionArgs, out: Tensor, den: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        given = self.plain.writes_views(args)
+        made = self.plain.forward(args, out if given else None)
+        if not given:
+            out.copy_(made.out)
+        den.copy_(made.den)
+        return made.kept, made.numerator, made.denominator
+
+    def plain_backward(
+        self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple
+    ) -> tuple[Tensor | None, Tensor | None]:
+        given = self.plain.writes_views(args)
+        saved = saved._replace(den=saved.den.contiguous())
+        made = self.plain.backward(args, saved, upstream, into if given else None)
+        if not given:
+            for to, gradient in zip(into, made[:3], strict=True):
+                to.copy_(gradient)
+        return made.numerator, made.denominator
+
+    def window_forward(self, args: AttentionArgs, out: Tensor, den: Tensor) -> None:
+        launch.forward(
+            args.q, args.k, args.v, out, den, table_of(args), args.key_mask, args.cu_seqlens, args.causal,
+            args.query_offset, args.eps,
+        )  # fmt: skip
+
+    def window_backward(self, args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple) -> None:
+        launch.backward(
+            grad, args.q, args.k, args.v, saved.out, saved.den, *into, table_of(args), args.key_mask,
+            args.cu_seqlens, args.causal, args.query_offset, args.eps,
+        )  # fmt: skip
+
+
+def table_of(args: AttentionArgs) -> launch.WindowTable:
+    assert args.windows is not None
+    device = args.q.device
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return launch.window_table(args.windows, device)

@@ -1,0 +1,186 @@
+"""One token a row behind a state: on CUDA devices a kernel, else a few operations of PyTorch, the same number
+whatever came before.
+
+With x' = ReLU(x) and phi(x) = [x' cos theta, x' sin theta] at the position of the token:
+
+    S += phi(k) v^T,   z += phi(k),   o = phi(q) S / max(phi(q) . z, eps)
+
+for heads without a window; for those with a window W, over the last W keys at distances d_j,
+
+    o = sum_j w_j v_j / max(sum_j w_j, eps),   w_j = (q' . k'_j) cos((pi/2) d_j/W)
+
+Nothing is validated here: who calls has done so once for all layers of a model.
+"""
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.angles import angle
+from cosformer.ops.args import AttentionArgs
+from cosformer.ops.backends import can_serve
+from cosformer.ops.state import CosformerState
+
+USE_KERNEL = True  # on CUDA devices; a compiler may fuse the plain operations instead
+
+
+class StepWeights:
+    """What all layers of a call share: the cosines of tokens at positions [B], computed once, and, where a
+    state that grows has room for more, the column [1] of that room they go to."""
+
+    def __init__(self, positions: Tensor, column: Tensor | None = None):
+        self.positions, self.column = positions, column
+        self._phases: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._windows: dict[tuple[int, torch.dtype], Tensor] = {}
+
+    def phases(self, horizon: float, dtype: torch.dtype) -> Tensor:
+        """[cos, sin] of (pi/2) i / M: [B, 1, 2, 1]."""
+        found = self._phases.get((horizon, dtype))
+        if found is None:
+            theta = angle(self.positions, horizon)
+            found = torch.stack((theta.cos(), theta.sin()), -1).to(dtype)[:, None, :, None]
+            self._phases[horizon, dtype] = found
+        return found
+
+    def window(self, window: int, dtype: torch.dtype) -> Tensor:
+        """cos((pi/2) d/W) of the last W keys, oldest first: [W]."""
+        found = self._windows.get((window, dtype))
+        if found is None:
+            distance = torch.arange(window - 1, -1, -1, device=self.positions.device)
+            found = angle(distance, window).cos().to(dtype)
+            self._windows[window, dtype] = found
+        return found
+
+
+def empty_like(state: CosformerState) -> CosformerState:
+    """Room for a state of these shapes; `positions` and `seen` are those of `state`."""
+
+    def room(x: Tensor) -> Tensor:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    # Tensors made in inference mode could not be written to outside of it.
+    with torch.inference_mode(False):
+        return CosformerState(
+            room(state.numerator),
+            room(state.denominator),
+            state.positions,
+            state.seen,
+            state.horizon,
+            None if state.keys is None else room(state.keys),
+            None if state.values is None else room(state.values),
+            state.windows,
+        )
+
+
+def one_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: CosformerState,
+    into: CosformerState,
+    weights: StepWeights,
+    eps: float,
+) -> Tensor:
+    """o [B, 1, H, Dv] for q [B, 1, H, D], k [B, 1, Hk, D], v [B, 1, Hk, Dv]. The sums, keys and values after
+    the token are written to `into`, which may be `state` itself; positions are left alone."""
+    if q.is_cuda and USE_KERNEL:
+        args = _args(q, k, v, into, weights.positions, eps)
+        if can_serve("triton", args, state.seen):
+            return _by_kernel(args, state, into)
+    batch, _, heads, dim = q.shape
+    kv_heads, dtype = k.shape[2], state.numerator.dtype
+    of_q = q.to(dtype).relu().reshape(batch, kv_heads, heads // kv_heads, dim)
+    if state.windows is None:
+        assert state.horizon is not None
+        out = _sums(of_q, k[:, 0].to(dtype), v[:, 0].to(dtype), state, into, slice(None),
+                    weights.phases(state.horizon, dtype), eps)  # fmt: skip
+        return out.to(q.dtype).view(batch, 1, heads, -1)
+    assert state.keys is not None
+    assert state.values is not None
+    assert into.keys is not None
+    assert into.values is not None
+    parts: list[Tensor] = []
+    plain = row = 0
+    for first, last, window in _neighbours(state.windows):
+        heads_of, count = slice(first, last), last - first
+        if window is None:
+            assert state.horizon is not None
+            sums = slice(plain, plain + count)
+            out = _sums(of_q[:, heads_of], k[:, 0, heads_of].to(dtype), v[:, 0, heads_of].to(dtype), state,
+                        into, sums, weights.phases(state.horizon, dtype), eps)  # fmt: skip
+            plain += count
+        else:
+            rows = slice(row, row + count * (window - 1))
+            k_seen = _with_past(k[:, 0, heads_of], state.keys[:, rows], into.keys[:, rows])
+            v_seen = _with_past(v[:, 0, heads_of], state.values[:, rows], into.values[:, rows])
+            w = (of_q[:, heads_of] @ k_seen.to(dtype).relu().mT) * weights.window(window, dtype)
+            out = w @ v_seen.to(dtype) / w.sum(-1, keepdim=True).clamp_min(eps)
+            row = rows.stop
+        parts.append(out)
+    return torch.cat(parts, 1).to(q.dtype).view(batch, 1, heads, -1)
+
+
+def _args(
+    q: Tensor, k: Tensor, v: Tensor, state: CosformerState, positions: Tensor, eps: float
+) -> AttentionArgs:
+    windows = None if state.windows is None else tuple(w or 0 for w in state.windows)
+    return AttentionArgs(
+        q, k, v, None, None, state.numerator, state.denominator, positions, True, 0, state.horizon, eps, True,
+        False, state.keys, state.values, windows,
+    )  # fmt: skip
+
+
+def _by_kernel(args: AttentionArgs, state: CosformerState, into: CosformerState) -> Tensor:
+    """The kernel works in place: what it is to write elsewhere goes there first."""
+    from cosformer.ops.triton.token_op import step_token
+
+    if into is not state:
+        for name in ("numerator", "denominator", "keys", "values"):
+            old, new = getattr(state, name), getattr(into, name)
+            if new is not None:
+                new.copy_(old)
+    return step_token(args)
+
+
+def _sums(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: CosformerState,
+    into: CosformerState,
+    heads: slice,
+    phases: Tensor,
+    eps: float,
+) -> Tensor:
+    """o [B, Hn, G, Dv] of heads without a window: q [B, Hn, G, D], k [B, Hn, D], v [B, Hn, Dv]."""
+    numerator, denominator = into.numerator[:, heads], into.denominator[:, heads]
+    phi = k.relu().unsqueeze(2) * phases  # (B, Hn, 2, D)
+    outer = (phi.unsqueeze(-1), v[:, :, None, None])
+    if into is state:
+        denominator.add_(phi)
+        numerator.addcmul_(*outer)
+    else:
+        torch.add(state.denominator[:, heads], phi, out=denominator)
+        torch.addcmul(state.numerator[:, heads], *outer, out=numerator)
+    of_q = (q.unsqueeze(3) * phases.unsqueeze(2)).flatten(3)  # (B, Hn, G, 2D)
+    d = of_q @ denominator.flatten(2).unsqueeze(-1)
+    return of_q @ numerator.flatten(2, 3) / d.clamp_min(eps)
+
+
+def _with_past(new: Tensor, past: Tensor, into: Tensor) -> Tensor:
+    """The last W rows [B, n, W, .] of n heads: those carried, [B, n (W - 1), .], and the new one
+    [B, n, .]. The last W - 1 are written to `into`."""
+    shape = (new.shape[0], new.shape[1], past.shape[1] // new.shape[1], new.shape[2])
+    seen = torch.cat((past.reshape(shape), new.unsqueeze(2)), 2)
+    into.view(shape).copy_(seen[:, :, 1:])
+    return seen
+
+
+def _neighbours(windows: tuple[int | None, ...]) -> list[tuple[int, int, int | None]]:
+    """Runs of neighbouring heads with the same window: first head, one behind the last, window."""
+    found: list[tuple[int, int, int | None]] = []
+    for head, window in enumerate(windows):
+        if found and found[-1][2] == window:
+            found[-1] = (found[-1][0], head + 1, window)
+        else:
+            found.append((head, head + 1, window))
+    return found

@@ -1,0 +1,39 @@
+"""Which section of the report a benchmark's record becomes."""
+
+from collections.abc import Sequence
+
+from cosformer.report.document import Section
+from cosformer.report.odd import told
+from cosformer.report.sections import (
+    attention,
+    generation,
+    generators,
+    operator_cpu,
+    operator_gpu,
+    training,
+    windows,
+)
+from cosformer.report.sections.common import Record, latest
+
+KINDS = {
+    "cosformer operator benchmark on a GPU": operator_gpu.section,
+    "cosformer operator benchmark": operator_cpu.section,
+    "cosformer windows benchmark": windows.windows,
+    "cosformer stream benchmark": windows.stream,
+    "cosformer attention benchmark": attention.section,
+    "cosformer language model benchmark": training.language_model_section,
+    "cosformer generation benchmark": generation.section,
+    "cosformer training benchmark": training.training_section,
+    "cosformer tasks benchmark": generators.section,
+}
+
+
+def benchmarks(records: Sequence[Record]) -> list[Section]:
+    """A section for each kind of benchmark, from its newest record."""
+    made = []
+    for kind, build in KINDS.items():
+        newest = latest(records, kind)
+        if newest is not None:
+            with told(f"the record {newest['stem']}.json"):
+                made.append(build(newest))
+    return made

@@ -1,0 +1,175 @@
+"""The paper's tables and the study on enwik8, from the records of planned runs, beside published figures."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean
+
+from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
+from cosformer.report.sections import published
+from cosformer.report.sections.common import Record
+from cosformer.report.sections.places import NOT_RUN, Places, scores
+from cosformer.report.sections.runs import made_with
+
+# Rows of the paper's tables: mechanisms, and what this library recommends.
+OURS = "ours"
+ROWS = ("softmax", "cosformer", OURS, "relu", "linear")
+# Tasks in the order of the published figures, and the recipes that stand for them.
+ARENA = {
+    "ListOps": "listops", "Text": "text", "Retrieval (citations)": "citations", "Image": "image",
+    "Pathfinder": "pathfinder",
+}  # fmt: skip
+LONG, LONGER = "long", "long, T = 8,192"
+BASELINE = "softmax, rotary"
+
+
+def sections(
+    records: Sequence[Record],
+    *,
+    variants: Sequence[str] = (),
+    ours: str = "",
+    failures: Mapping[str, Record] | None = None,
+) -> list[Section]:
+    """All tables; `variants` are the rows of the study that stand there whether they were run or not, and
+    `ours` the one that the library recommends. Nothing where no plan has left a record."""
+    places = Places(records, failures or {})
+    if not places.records:
+        return []
+    return [language(places, ours), arena(places), ablation(places, variants)]
+
+
+def language(places: Places, ours: str) -> Section:
+    """Table 2."""
+    rows = []
+    for row in ROWS:
+        name = ours if row == OURS else f"{row}, rotary"
+        found = places.best("enwik8", LONG, name)
+        rows.append(
+            [
+                f"ours: {ours}" if row == OURS and ours else row,
+                places.cell("enwik8", LONG, name),
+                published.ENWIK8.get(row, "-"),
+                places.cell("enwik8", LONGER, name),
+                _millions(found, "parameters"),
+                _rate(found),
+                places.cell("wikitext2", "wikitext2", row, ".2f"),
+                published.WIKITEXT103.get(row, "-"),
+            ]
+        )
+    header = [
+        "attention", "enwik8, bits per character", "published, 12 layers", "enwik8, T = 8,192",
+        "M parameters", "learning rate", "WikiText-2, perplexity", "WikiText-103 published, valid / test",
+    ]  # fmt: skip
+    caption = (
+        "Test scores; lower is better. enwik8: 6 layers of width 512, 180 million tokens in texts of 1,024 "
+        "(or 8,192), on the first million bytes of the test part; the published models have twice the layers "
+        "and are trained far longer. The learning rate is the best on validation of those tried, "
+        "the same for each. WikiText-2 is not WikiText-103, whose text is fifty times as long: the "
+        "columns do not compare. Again: `python -m benchmarks.evidence --plan lm,wikitext2`."
+    )
+    own = [r for r in places.records if r["experiment"]["plan"] in ("enwik8", "wikitext2")]
+    return Section("Autoregressive language modelling (Table 2)", [Table(header, rows, caption), *_said(own)])
+
+
+def arena(places: Places) -> Section:
+    """Table 4."""
+    rows = []
+    for row in dict.fromkeys((*ROWS, *published.ARENA)):
+        figures: list[str] = []
+        known = published.ARENA.get(row)
+        of_tasks = [mean(found) for column in ARENA.values()
+                    if (found := scores(places.best("lra", column, row)))]  # fmt: skip
+        for number, column in enumerate(ARENA.values()):
+            figures += [places.cell("lra", column, row, ".2f", 100), f"{known[number]:.2f}" if known else "-"]
+        average = f"{100 * mean(of_tasks):.2f}" if len(of_tasks) == len(ARENA) else NOT_RUN
+        told = published.ARENA_AVERAGES.get(row)
+        others = [f"{of[row]:.2f}" if row in of else "-" for of in published.ARENA_ELSEWHERE.values()]
+        rows.append([row, *figures, average, f"{told:.2f}" if told else "-", *others])
+    pairs = [words for task in (*ARENA, "average") for words in (task, "published")]
+    header = ["attention", *pairs, *(f"average in {name}" for name in published.ARENA_ELSEWHERE)]
+    tried = sorted({len(places.tries("lra", c, r)) for c in ARENA.values() for r in ROWS} - {0})
+    effort = " to ".join(str(n) for n in ([tried[0], tried[-1]] if len(tried) > 1 else tried)) or "0"
+    caption = (
+        "Accuracy in per cent on the test split; higher is better. Settings of scale small, the same for all "
+        f"but the learning rate, the best of those tried on validation ({effort} so far). Our Retrieval is a "
+        "stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
+        "Other people's codebases have columns of their own. Again: `python -m benchmarks.evidence --plan "
+        "lra`; one place: `--only lra/image/cosformer`."
+    )
+    own = [r for r in places.records if r["experiment"]["plan"] == "lra"]
+    return Section("Long Range Arena (Table 4)", [Table(header, rows, caption), *_said(own)])
+
+
+def ablation(places: Places, variants: Sequence[str]) -> Section:
+    """The study: every variant with the short budget, finalists with the long one."""
+    rows = []
+    baseline = scores(places.best("enwik8", "short", BASELINE), "valid")
+    for row in dict.fromkeys((*variants, *places.rows("enwik8"))):
+        found = places.best("enwik8", "short", row)
+        bits = scores(found, "valid")
+        rows.append(
+            [
+                row, places.cell("enwik8", "short", row, ".3f", split="valid"),
+                f"{mean(bits) / mean(baseline):.3f}" if bits and baseline else "-",
+                places.cell("enwik8", "short", row, ".3f"), _rate(found),
+                places.cell("enwik8", LONG, row, ".3f", split="valid"),
+                places.cell("enwik8", LONG, row, ".3f"),
+                places.cell("enwik8", LONGER, row, ".3f"),
+                _millions(found or places.best("enwik8", LONG, row), "parameters"),
+                _millions(found, "tokens_per_s"),
+            ]
+        )  # fmt: skip
+    header = [
+        "model", "39M tokens, valid", "softmax = 1", "39M tokens, test", "learning rate",
+        "180M tokens, valid", "180M tokens, test", "180M tokens, T = 8,192, test",
+        "M parameters", "M tokens/s",
+    ]  # fmt: skip
+    caption = (
+        "Bits per character; lower is better. 6 layers of width 512 with 8 heads, texts of 1,024 bytes, 32 a "
+        "step, cosine schedule, the same data in the same order; held-out bits over the first million bytes "
+        "of the validation and of the test part. The learning rate is the best of up to four that the "
+        "model's family tried with the short budget. Tokens a second were taken with several runs "
+        "side by side on the GPU and do not compare. Again: `python -m benchmarks.ablation`; one row: "
+        "`--only 'enwik8/short/windows'`."
+    )
+    blocks: list[Block] = [Table(header, rows, caption)]
+    failed = [f"{name}: {said['reason']}" for name, said in places.failures.items()]
+    if failed:
+        blocks.append(Text(f"Failed: {'; '.join(failed)}."))
+    blocks += [p for p in (curves(places, "tokens"), curves(places, "seconds")) if p is not None]
+    own = [r for r in places.records if r["experiment"]["plan"] == "enwik8"]
+    return Section("Ablation (enwik8)", [*blocks, *_said(own)], "ablation")
+
+
+def curves(places: Places, against: str) -> Plot | None:
+    """The training loss of the long runs, first seeds, in bits; None where fewer than two were run."""
+    rows = [row for row in places.rows("enwik8") if places.best("enwik8", LONG, row)]
+    lines = []
+    for row in rows:
+        run = places.best("enwik8", LONG, row)[0]
+        points = [
+            (float(tokens if against == "tokens" else seconds), loss / math.log(2))
+            for _, tokens, seconds, loss in run["curve"]["train"]
+            if loss is not None and seconds > 0
+        ]
+        if points:
+            lines.append(Line(row, points, colour_of(row, rows)))
+    if len(lines) < 2:
+        return None
+    shared = " Runs shared the GPU: only those of one call compare." if against == "seconds" else ""
+    return Plot(
+        f"enwik8 {against}", f"enwik8: training loss against {against}", against, "bits per character", lines,
+        f"Lower is better. Means over a fiftieth of the run each.{shared}", x_unit="count",
+    )  # fmt: skip
+
+
+def _said(records: list[Record]) -> list[Text]:
+    return [Text(made_with(records))] if records else []
+
+
+def _millions(runs: list[Record], key: str) -> str:
+    known = [r[key] for r in runs if r.get(key)]
+    return f"{mean(known) / 1e6:.2f}" if known else "-"
+
+
+def _rate(runs: list[Record]) -> str:
+    return f"{runs[0]['settings']['learning_rate']:g}" if runs else "-"

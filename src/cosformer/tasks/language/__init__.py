@@ -1,0 +1,1 @@
+"""Language models: bytes, words, masked tokens."""

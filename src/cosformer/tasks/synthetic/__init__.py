@@ -1,0 +1,1 @@
+"""Probes that are generated: associative recall, copying, reversing."""
