@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import enwik8_plan
 from benchmarks.plan import Entry
+from cosformer.training import recipes
 
 ROWS = ("softmax", "cosformer", "relu", "linear")
 OURS = "ours"
@@ -31,16 +32,25 @@ ARENA: dict[str, tuple[int, int, tuple[float, ...], float, float]] = {
 _SLOWER = {"softmax": 1.5, "relu": 1.6, "linear": 1.6}
 
 
-def _parts(row: str, heads: int) -> tuple[str, dict[str, Any]]:
-    """The attention of a row, and what of the model is its own."""
-    if row == OURS:
-        return "cosformer", {"attention_parameters": {"windows": WINDOWS[heads]}}
-    return row, {}
+def _parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
+    """The attention of a row, and what of the model is its own: for ours windows, a gate and norms, as the
+    study of the models found them, with a feed-forward narrower by the weights of the gate."""
+    if row != OURS:
+        return row, {}
+    sizes = recipes.build(recipe, scale="small", attention="cosformer").model
+    width = sizes["hidden_size"]
+    return "cosformer", {
+        "attention_parameters": {"windows": WINDOWS[heads]},
+        "output_gate": "silu",
+        "output_norm": True,
+        "qk_norm": True,
+        "intermediate_size": sizes.get("intermediate_size", 4 * width) - width // 2,
+    }
 
 
 def _arena(recipe: str, row: str, number: int) -> Entry:
     heads, steps, rates, seconds, memory = ARENA[recipe]
-    attention, model = _parts(row, heads)
+    attention, model = _parts(recipe, row, heads)
     every = -(-steps // 12)
     overrides = {
         "learning_rate": rates[number], "steps": steps, "warmup": steps // 20, "eval_every": every,
@@ -64,7 +74,7 @@ def wikitext() -> list[Entry]:
     made = []
     for rate in (5e-4, 1e-3, 2.5e-4):
         for row in (*ROWS, OURS):
-            attention, model = _parts(row, 8)
+            attention, model = _parts("wikitext2", row, 8)
             position = "none" if row == OURS else "rotary"
             overrides = {"learning_rate": rate, "model": {"position": position, **model}}
             made.append(

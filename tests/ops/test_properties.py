@@ -91,7 +91,7 @@ def cases(draw, dtype: torch.dtype, windowed: bool = False) -> Case:
     return Case(tensors, options)
 
 
-@settings(max_examples=1500)
+@settings(max_examples=1000)
 @given(cases(torch.float64))
 def test_values_and_gradients(case):
     ours, paper = case.results("chunked"), case.results("reference")

@@ -89,7 +89,7 @@ def test_every_kind_of_call(dtype, shape, kind, causal, cut):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["plain", "mask", "mask+state"])
+@pytest.mark.parametrize("kind", ["plain", "mask+state"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_states_of_splits_that_are_subdivided(kind, kv_heads, monkeypatch):
     monkeypatch.setattr(partition, "MIN_SPLIT_TOKENS", 64)

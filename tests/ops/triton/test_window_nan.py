@@ -23,8 +23,11 @@ def spoilt_rows(call, bad, value):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("documents", [None, (70, 30, 50)], ids=["one document", "documents"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    ("documents", "value"),
+    [(None, torch.nan), ((70, 30, 50), torch.inf)],
+    ids=["one document, NaN", "documents, inf"],
+)
 def test_what_lies_beyond_a_narrow_window_cannot_move_a_bit(value, documents, causal):
     call = Call((5,), causal=causal, documents=documents)
     for name in "qkvg":

@@ -92,7 +92,7 @@ def test_repeated_calls_agree_to_the_bit():
 @pytest.mark.parametrize(("group", "dtype"), [(3, torch.float32), (1, torch.float16)], ids=str)
 def test_token_by_token_as_all_at_once(group, dtype):
     """The state holds the last W - 1 keys and values of each head, bit for bit. Up to three tiles."""
-    call = Call((1, 2, 0, 40, 5), tq=50, batch=2, group=group, d=24, dv=200, masked=True, dtype=dtype)
+    call = Call((1, 2, 0, 40, 5), tq=44, batch=2, group=group, d=24, dv=200, masked=True, dtype=dtype)
     x, mask = call.tensors(), call.mask()
     table = launch.window_table(call.windows, x["q"].device)
     keys, values = (torch.zeros(2, table.places, n, dtype=dtype, device=DEVICE) for n in (24, 200))
