@@ -23,8 +23,8 @@ def physical() -> int:
 
 
 def refuse_beyond(needed: int, what: str) -> None:
-    """Raises where so many bytes are more than there are at all. A refusal is certain to be right; that what
-    passes will fit is not."""
+    """Raises where `needed` bytes exceed the memory of this machine. What is refused cannot fit; what
+    passes may still be too large, as activations are not counted."""
     there = limit()
     if there and needed > there:
         raise ValueError(f"{what} takes {size(needed)}, and this machine has {size(there)} of memory.")

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from cosformer.cli import bench, main
+from cosformer.cli import main
 from cosformer.cli.mistakes import about, capitalised
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.training import recipes
@@ -369,26 +369,6 @@ def test_without_transformers(arguments, saved, tmp_path, capsys, monkeypatch):
     code, said = run(capsys, [saved if a == "SAVED" else a for a in arguments])
     assert code == 2, said
     assert 'pip install "cosformer[models]"' in said
-
-
-def test_benchmarks_are_part_of_the_source_tree(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bench.machine, "CHECKOUT", tmp_path / "site-packages")
-    code, said = run(capsys, ["bench", "operator"])
-    assert code == 2
-    assert "a clone of the repository" in said
-
-
-@pytest.mark.parametrize("kept", ["nothing was written.", "the same command goes on with x/record.json."])
-def test_a_stopped_benchmark_says_what_was_kept(kept, capsys, monkeypatch):
-    def stop(name, run_name, alter_sys):
-        sys.exit(f"\nStopped; {kept}")
-
-    monkeypatch.setattr("runpy.run_module", stop)
-    code, said = run(capsys, ["bench", "operator", "--quick", "--out", "x"])
-    assert code == 130
-    again = "Start again with: cosformer bench operator --quick --out x"
-    assert said.strip().endswith(f"Stopped; {kept} {again}")
 
 
 def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):

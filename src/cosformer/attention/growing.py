@@ -31,7 +31,7 @@ class GrowingState(RowState):
         return self.keys.shape[1]
 
     def room(self: G, columns: int) -> G:
-        """Tensors of so many columns for rows like these."""
+        """Empty tensors for the same rows, with room for `columns` columns."""
 
         def like(x: Tensor) -> Tensor:
             batch, _, heads, dim = x.shape

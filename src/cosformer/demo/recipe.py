@@ -16,7 +16,7 @@ def _windows(*of_layers: list[int]) -> dict[str, Any]:
 
 _SMALL = {
     "task_settings": {"length": 512, "held_out": 65536},
-    # The cosFormer has no end; softmax is made for so many positions.
+    # For softmax, whose positions end there; cosFormer has windows in every head and no end.
     "model": {
         "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
         "max_position_embeddings": 65536,

@@ -125,7 +125,7 @@ def generate_many(
 
 
 def _take(waiting: Iterator[tuple[Tensor, int]], count: int, seed: int) -> list[tuple[Tensor, _Row]]:
-    """The next prompts, at most so many."""
+    """The next prompts, at most `count` of them."""
     found = []
     for prompt, number in itertools.islice(waiting, count):
         # Mixed, so that the numbers of neighbours and of other seeds have nothing in common.

@@ -63,7 +63,7 @@ class StateLayer(CacheLayerMixin):
         self._lent, self.made_with = False, None
 
     def put(self, state: State | None, memory: State | None, columns: int) -> None:
-        """After a call that took so many more columns."""
+        """Stores what a call over `columns` columns left behind."""
         self.state, self.memory = state, memory
         self.columns += columns
         self.is_initialized = True
@@ -86,8 +86,8 @@ class StateLayer(CacheLayerMixin):
         self.columns += 1
 
     def lend(self, room: State, positions: Tensor) -> None:
-        """Puts the state into the tensors of `room`, which are overwritten from now on; positions [B] of the
-        next tokens are kept by whoever does so."""
+        """Puts the state into the tensors of `room`, which are overwritten from now on; the
+        caller keeps the positions [B] of the next tokens."""
         if self._state is not room:
             assert self._state is not None
             if self._lent:  # to somebody else

@@ -156,7 +156,7 @@ def _growing(entry: Any) -> bool:
 
 
 def _room(state: Any, positions: Tensor, columns: int) -> Any:
-    """Tensors for states like this one, those that grow with so many columns. What counts tokens is 0: a
+    """Tensors for states like this one, those that grow with `columns` columns. What counts tokens is 0: a
     graph would be compiled for every number."""
     if isinstance(state, ConvolvedState):
         inputs = _fixed(torch.empty_like(state.inputs, memory_format=torch.contiguous_format))

@@ -24,7 +24,7 @@ def turn(position, window, DOT: tl.constexpr):
     that size are exact in float32."""
     x = position.to(tl.float32)
     w = window.to(tl.float32)
-    if tl.bfloat16 == DOT:  # the hardware's own: right to 1e-6 on [-pi, pi], to 2e-5 at W = 1
+    if tl.bfloat16 == DOT:  # the hardware's own; beyond [-pi, pi] the rounding of the angle is added
         return phases(x, w, DOT)
     x -= 4.0 * w * tl.floor(x * (0.25 / w) + 0.5)
     size = tl.abs(x)
