@@ -19,8 +19,10 @@ from typing import Any
 import torch
 
 from benchmarks import hostile_files, hostile_lines, sandbox
-from benchmarks.terminal import Progress
+from benchmarks.record import check_out
+from benchmarks.terminal import Parser, Progress
 from cosformer import machine as hardware
+from cosformer.cli.parser import positive_int, seed
 from cosformer.training import files
 
 EXAMPLES = """examples:
@@ -92,18 +94,19 @@ def words(made: dict[str, Any]) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    p = argparse.ArgumentParser(
-        prog="python -m benchmarks.campaign", description=__doc__, epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    p.add_argument("--files", type=int, default=500, help="spoilt files (default: 500)")
-    p.add_argument("--lines", type=int, default=300, help="command lines (default: 300)")
-    p.add_argument("--seed", type=int, default=0)
+    p = Parser(prog="python -m benchmarks.campaign", description=__doc__, epilog=EXAMPLES)
+    p.formatter_class = argparse.RawDescriptionHelpFormatter
+    p.add_argument("--files", type=positive_int, default=500, help="spoilt files (default: 500)")
+    p.add_argument("--lines", type=positive_int, default=300, help="command lines (default: 300)")
+    p.add_argument("--seed", type=seed, default=0)
     p.add_argument("--only", help="PART:NUMBER, one case, shown with what it said")
     p.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "reports" / "campaign.json")
     args = p.parse_args(arguments)
+    check_out(p, args.out)
     if args.only:
         part, _, number = args.only.partition(":")
+        if part not in ("files", "lines") or not number.isdecimal():
+            p.error(f"--only wants files:NUMBER or lines:NUMBER, not {args.only}")
         with tempfile.TemporaryDirectory(prefix="campaign-") as name:
             hostile_files.prepare(Path(name) / "whole", ROOT)
             print(

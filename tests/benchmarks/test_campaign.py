@@ -115,3 +115,18 @@ def test_the_recorded_campaign_found_nothing():
     assert report["wrong"] == []
     assert report["counts"]["files"]["cases"] >= 500
     assert report["counts"]["lines"]["cases"] >= 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--files", "-1"], "--files: a positive whole number is wanted"),
+        (["--only", "files"], "--only wants files:NUMBER or lines:NUMBER"),
+        (["--out", "nowhere/x.json"], "there is no folder nowhere"),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        campaign.main(arguments)
+    assert says in capsys.readouterr().err

@@ -139,9 +139,9 @@ def document(data: Record) -> Document:
     lead = (
         f"One token at a time, behind contexts of the lengths in the tables; models of {s['layers']} layers, "
         f"width {s['hidden_size']}, {s['heads']} heads, {s['dtype']}, random weights, on "
-        f"{threads_words(data)}. Times are medians over interleaved rounds of one process. Caches are filled with random numbers to "
-        "the stated length; that cached decoding is right was shown first (below). Peak memory is that of a "
-        "process of its own."
+        f"{threads_words(data)}. Times are medians over interleaved rounds of one process. Caches are filled "
+        "with random numbers to the stated length; that cached decoding is right was shown first (below). "
+        "Peak memory is that of a process of its own."
     )
     gate = [
         [data["contenders"][n], f"{g['error']:.1e}", f"{g['allowed']:.0e}",
