@@ -116,8 +116,11 @@ class Softmax(Attention):
         return "" if self.windows is None else f"windows={self.windows}"
 
 
-def _near(q: Tensor, k: Tensor, offset: int, windows: Sequence[int | None]) -> Tensor:
-    """Which keys of the call lie within the windows of its queries: bool [1, Hk, Tq, Tk]."""
+def _near(q: Tensor, k: Tensor, offset: int, windows: Sequence[int | None]) -> Tensor | None:
+    """Which keys of the call lie within the windows of its queries: bool [1, Hk, Tq, Tk]; None if all do."""
+    longest = max(offset + q.shape[1], k.shape[1])
+    if all(w is None or w >= longest for w in windows):
+        return None
     i, j = (torch.arange(x.shape[1], device=q.device)[None] for x in (q, k))
     return within_windows(i + offset, j, windows)
 
