@@ -86,15 +86,15 @@ def _run_hopper(args: AttentionArgs) -> Result:
 
 
 def _replay_triton(args: AttentionArgs) -> Replay | None:
-    from cosformer.ops.triton.run import replay
+    from cosformer.ops.triton.op import backend
 
-    return replay(args)
+    return backend.replay(args)
 
 
 def _replay_hopper(args: AttentionArgs) -> Replay | None:
-    from cosformer.ops.hopper.run import replay
+    from cosformer.ops.hopper.op import backend
 
-    return replay(args)
+    return backend.replay(args)
 
 
 # Triton's interpreter runs kernels on the CPU: far too slow to serve, and good enough to test.

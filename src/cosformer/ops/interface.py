@@ -129,8 +129,8 @@ def cosformer_attention(
     """
     key = None
     plain = key_mask is None and query_offset is None and cu_seqlens is None and state is None
-    if plain and return_state is False and windows is None and lengths is None:
-        key = launch_cache.inference_key(q, k, v, causal, horizon, eps, backend)
+    if plain and return_state is False and lengths is None:
+        key = launch_cache.inference_key(q, k, v, causal, horizon, windows, eps, backend)
         replay = launch_cache.lookup(key)
         if replay is not None:
             return replay(q, k, v)

@@ -67,17 +67,19 @@ def test_what_is_cached_is_replayed(asked, monkeypatch):
 @needs_gpu
 @pytest.mark.parametrize("backend", ["auto", "triton"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_second_call(asked, causal, backend):
+@pytest.mark.parametrize("windows", [None, (3, 5, None, None)], ids=str)
+def test_the_second_call(asked, windows, causal, backend):
     q, k, v = tensors("cuda")
-    first = cosformer_attention(q, k, v, causal=causal, backend=backend)
-    again = cosformer_attention(*(x.clone() for x in (q, k, v)), causal=causal, backend=backend)
+    options = {"causal": causal, "backend": backend, "windows": windows}
+    first = cosformer_attention(q, k, v, **options)
+    again = cosformer_attention(*(x.clone() for x in (q, k, v)), **options)
     assert len(asked) == 1
     assert torch.equal(first, again)
     other = tensors("cuda")
-    found = cosformer_attention(*other, causal=causal, backend=backend)
+    found = cosformer_attention(*other, **options)
     assert len(asked) == 1
     launch_cache.PLAN_CACHE.clear()
-    assert torch.equal(found, cosformer_attention(*other, causal=causal, backend=backend))
+    assert torch.equal(found, cosformer_attention(*other, **options))
 
 
 @needs_gpu
@@ -105,7 +107,8 @@ def test_calls_that_are_validated(asked):
     assert torch.equal(validated(lambda: cosformer_attention(q, k, turned, causal=True)), expected)
     validated(lambda: cosformer_attention(q, q, q, causal=True))
     validated(lambda: cosformer_attention(q, k, v, causal=True, horizon=71))
-    for wrong in ({"causal": 1}, {"eps": torch.tensor(1e-6)}, {"horizon": True}, {"backend": ["auto"]}):
+    for wrong in ({"causal": 1}, {"eps": torch.tensor(1e-6)}, {"horizon": True}, {"backend": ["auto"]},
+                  {"windows": (True, 5, None, None)}, {"windows": (2.0, 5, 3, 4)}):  # fmt: skip
         with pytest.raises((TypeError, ValueError)):
             cosformer_attention(q, k, v, **({"causal": True} | wrong))
     cosformer_attention(q, k, v, causal=True)

@@ -1,6 +1,7 @@
 """A launch plan replays what was launched, with the addresses of other tensors. Kernels are replaced by
 stand-ins: this is about addresses, and needs no GPU."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -168,3 +169,36 @@ def test_a_call_that_cannot_be_replayed_runs_again(kernel):
         launch_cache.cached_call(function, (torch.zeros(4).as_subclass(OnGpu),), (16,), replayable=True)
     assert len(calls) == 3
     assert kernel.launched == []
+
+
+def test_what_is_launched_aside(kernel, monkeypatch):
+    """Between a fork and a join, on the other stream, when it is recorded and when it is replayed."""
+    told = []
+    side = SimpleNamespace(
+        stream=SimpleNamespace(cuda_stream=88),
+        fork=lambda: told.append("fork"),
+        join=lambda: told.append("join"),
+    )
+    monkeypatch.setattr(launch_plan, "side_stream", lambda device: side)
+    monkeypatch.setattr(
+        launch_plan, "launcher", lambda compiled, n: lambda stream, x: told.append((n, stream))
+    )
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "main")
+    plan = LaunchPlan((torch.zeros(3),), torch.device("cpu"), True)
+    with plan.aside(True):
+        x = plan.empty((4,))
+        plan.launch(kernel, 5, x, x, 1, x, SIZE=4)
+    with plan.aside(False):
+        plan.launch(kernel, 6, x, x, 1, x, SIZE=4)
+    plan.join()
+    plan.finish(x)
+    assert told == ["fork", "join"]
+    told.clear()
+    plan.replay((torch.zeros(3),))
+    assert told == ["fork", (5, 88), (6, 77), "join"]
+    alone = LaunchPlan((torch.zeros(3),), torch.device("cpu"), False)  # is not recorded: one stream
+    with alone.aside(True):
+        alone.launch(kernel, 5, x, x, 1, x, SIZE=4)
+    alone.join()
+    assert len(told) == 4

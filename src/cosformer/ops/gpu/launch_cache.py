@@ -11,6 +11,7 @@ state) is looked up by `inference_key` before validation and dispatch, and repla
 
 import threading
 from collections.abc import Callable
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Replay = Callable[[Tensor, Tensor, Tensor], Tensor]
 MAX_ENTRIES = 2048
+_OF_WINDOWS = {int, NoneType}  # 2.0 and True are mistakes, but equal to 2 and 1
 
 PLAN_CACHE: dict[Any, Any] = {}
 _thread = threading.local()
@@ -50,7 +52,7 @@ def call_key(function: Callable[..., Any], inputs: tuple[Input, ...], settings: 
 
 
 def inference_key(
-    q: Any, k: Any, v: Any, causal: Any, horizon: Any, eps: Any, backend: Any
+    q: Any, k: Any, v: Any, causal: Any, horizon: Any, windows: Any, eps: Any, backend: Any
 ) -> tuple[Any, ...] | None:
     """None for calls that have to be validated: traced, autocast, differentiated, misaligned, or with
     arguments of other types. The arguments are those of the public function, not yet validated."""
@@ -64,13 +66,18 @@ def inference_key(
         return None
     if horizon is not None and type(horizon) is not int and type(horizon) is not float:
         return None
+    if windows is not None:
+        if type(windows) not in (tuple, list) or not _OF_WINDOWS.issuperset(map(type, windows)):
+            return None
+        windows = tuple(windows)
     a, b, c = q.data_ptr(), k.data_ptr(), v.data_ptr()
     device = q.get_device()
     if (a | b | c) % 16 or device != torch.cuda.current_device():
         return None
     return (
         device, k.get_device(), v.get_device(), q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
-        q.stride(), k.stride(), v.stride(), a == b, a == c, b == c, causal, horizon, eps, backend,
+        q.stride(), k.stride(), v.stride(), a == b, a == c, b == c, causal, horizon, windows, eps,
+        backend,
     )  # fmt: skip
 
 
@@ -89,14 +96,23 @@ def make_replay(
     absent = (None,) * 6
     q, k, v = args.q, args.k, args.v
     settings = (args.causal, args.query_offset, length_or(args.horizon, q, k), args.eps, *flags)
-    plan = PLAN_CACHE.get(call_key(function, (q, k, v, *absent), settings))
+    return replay_of(function, lambda q, k, v: (q, k, v, *absent), settings, q, k, v)
+
+
+def replay_of(
+    function: Callable[..., Any], inputs: Callable[[Tensor, Tensor, Tensor], tuple[Input, ...]],
+    settings: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor,
+) -> Replay | None:  # fmt: skip
+    """The recorded plan of function(plan, *inputs(q, k, v), *settings), whose first result is o, for other
+    q, k and v in the same layout; None if there is none."""
+    plan = PLAN_CACHE.get(call_key(function, inputs(q, k, v), settings))
     if plan is None:
         return None
     device, replay_plan = q.device, plan.first_result_only().replay
 
     def replay(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ensure_cuda_context(device)
-        out: Tensor = replay_plan((q, k, v, *absent))[0]
+        out: Tensor = replay_plan(inputs(q, k, v))[0]
         return out
 
     return replay
@@ -120,7 +136,10 @@ def cached_call(
     if plan is not None:
         return plan.replay(inputs)
     plan = plan_type(inputs, first.device, True)
-    results = function(plan, *inputs, *settings)
+    try:
+        results = function(plan, *inputs, *settings)
+    finally:
+        plan.join()
     plan.finish(*results)
     if plan.replayable:
         store(key, plan)

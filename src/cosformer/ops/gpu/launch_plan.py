@@ -5,7 +5,8 @@ for a short sequence. All of it depends on shapes, strides and settings alone. F
 of allocations and of compiled kernels with their arguments, in which only addresses change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from cosformer.ops.gpu.carried_state import State
 from cosformer.ops.gpu.launcher import launcher
+from cosformer.ops.gpu.side_stream import side_stream
 
 Input = Tensor | None
 MAX_ADDRESSES = 1024  # an encoded argument is kept for
@@ -38,12 +40,13 @@ class EncodedArgument(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """`pointers`: (argument, tensor, offset) of arguments that are addresses."""
+    """`pointers`: (argument, tensor, offset) of arguments that are addresses. `aside`: on the side stream."""
 
     launch: Callable[[int, list[Any]], None]
     values: list[Any]
     pointers: list[tuple[int, int, int]]
     encoded: list[EncodedArgument]
+    aside: bool
 
 
 class Allocation(NamedTuple):
@@ -66,12 +69,36 @@ class LaunchPlan:
         # For each allocation: itself if it is returned, else its offset in one workspace for all others.
         self.placement: list[Allocation | int] = []
         self.workspace_bytes = 0
+        self.forks = False  # something is launched aside
         self._tensors: list[Input] = list(inputs)  # while recording
+        self._main: torch.cuda.Stream | None = None  # while launching aside
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        x = torch.empty(shape, dtype=dtype, device=self.device)
+        with nullcontext() if self._main is None else torch.cuda.stream(self._main):
+            x = torch.empty(shape, dtype=dtype, device=self.device)
         self._tensors.append(x)
         return x
+
+    @contextmanager
+    def aside(self, wanted: bool) -> Iterator[None]:
+        """What is launched inside runs beside the rest of the call, on a side stream, if that is `wanted` and
+        the call is recorded: it may use nothing that the rest writes, nor the other way round."""
+        if not (wanted and self.replayable):
+            yield
+            return
+        side = side_stream(self.device)
+        side.fork()
+        self.forks, self._main = True, torch.cuda.current_stream(self.device)
+        try:
+            with torch.cuda.stream(side.stream):
+                yield
+        finally:
+            self._main = None
+
+    def join(self) -> None:
+        """What is launched after the call waits for what was launched aside."""
+        if self.forks:
+            side_stream(self.device).join()
 
     def launch(self, kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
         """Launches a Triton kernel on `programs` CTAs and records it."""
@@ -98,7 +125,8 @@ class LaunchPlan:
                 values += current
             else:
                 values.append(x)
-        self.launches.append(Launch(launcher(compiled, programs), values, pointers, encoded))
+        aside = self._main is not None
+        self.launches.append(Launch(launcher(compiled, programs), values, pointers, encoded, aside))
 
     def encode(self, x: Any, compiled: Any, index: int) -> tuple[int, Callable[[int], Any], list[Any]] | None:
         """For an argument computed from an address: the address, a function that encodes another address, and
@@ -148,7 +176,10 @@ class LaunchPlan:
                 tensors.append(x)
                 addresses.append(x.data_ptr())
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        for launch, template, pointers, encoded in self.launches:
+        if self.forks:
+            side = side_stream(device)
+            side.fork()
+        for launch, template, pointers, encoded, aside in self.launches:
             values = template.copy()
             for i, tensor, offset in pointers:
                 values[i] = addresses[tensor] + offset
@@ -160,7 +191,9 @@ class LaunchPlan:
                         by_address.clear()
                     value = by_address[address] = encode(address)
                 values[i] = value
-            launch(stream, values)
+            launch(side.stream.cuda_stream if aside else stream, values)
+        if self.forks:
+            side.join()
         return [_take(x, tensors) for x in self.results]
 
     def locate(self, pointer: int) -> Location:

@@ -16,12 +16,12 @@ from cosformer.ops.gpu.rows import phases, relu
 @triton.jit(do_not_specialize=["offset", "mask_stride"])
 def recurrent_step(
     q_ptr, k_ptr, v_ptr, o_ptr, den_ptr, key_mask_ptr, positions_ptr, h0, z0, ht, zt, offset, horizon, eps,
-    stride_qb, stride_qh, stride_kb, stride_kh, stride_vb, stride_vh, mask_stride, h0_stride, z0_stride,
-    ht_stride, zt_stride,
+    stride_qb, stride_qh, stride_kb, stride_kh, stride_vb, stride_vh, stride_ob, stride_oh, mask_stride,
+    h0_stride, z0_stride, ht_stride, zt_stride,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, HAS_MASK: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """HEADS: key heads. o [B, 1, HEADS * GROUP, DV] and den [B, HEADS * GROUP, 1] are contiguous."""
+    """HEADS: key heads. den [B, HEADS * GROUP, 1] is contiguous."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % HEADS
     row = pid // HEADS
@@ -68,9 +68,9 @@ def recurrent_step(
             den = tl.sum(q_cos * z_cos + q_sin * z_sin, 0)
             n = tl.sum(q_cos[:, None] * s_cos + q_sin[:, None] * s_sin, 0)
             n *= 1.0 / tl.maximum(den, eps, propagate_nan=tl.PropagateNan.ALL)
-            out_row = row * (HEADS * GROUP) + h
-            tl.store(o_ptr + out_row * DV + columns, n.to(o_ptr.dtype.element_ty), mask=in_columns)
-            tl.store(den_ptr + out_row, den)
+            to = o_ptr + row * stride_ob + h * stride_oh + columns
+            tl.store(to, n.to(o_ptr.dtype.element_ty), mask=in_columns)
+            tl.store(den_ptr + row * (HEADS * GROUP) + h, den)
         columns += BV
         if DV > BV:
             state_offsets = features[:, None] * DV + columns[None, :]

@@ -99,7 +99,10 @@ class Kernels:
         states = self._chunk_state(output, t, splits, config)
         if splits.one_per_row and initial_state is None:
             return self.from_packed(states)
-        final_state = self.new_state()
+        if initial_state is None:  # in one tensor, as it is kept for a backward
+            final_state = self.from_packed(self.new_split_states(self.rows))
+        else:
+            final_state = self.new_state()
         launch_state_scan(self.plan, states, splits, initial_state, final_state, self.rows, self.dims)
         return final_state
 
@@ -216,7 +219,8 @@ class Kernels:
             recurrent_step, self.key_heads * self.rows,
             q, k, v, out, self.den, self.key_mask, self.positions, *initial_state[:2], *final_state[:2],
             self.origin_q, self.horizon, self.eps, q.stride(0), q.stride(2), k.stride(0), k.stride(2),
-            v.stride(0), v.stride(2), self.mask_stride, *initial_state[2:], *final_state[2:],
+            v.stride(0), v.stride(2), out.stride(0), out.stride(2), self.mask_stride, *initial_state[2:],
+            *final_state[2:],
             HEADS=self.key_heads, GROUP=self.heads // self.key_heads, D=d, DV=dv,
             HAS_MASK=self.key_mask is not None, BK=power_of_two(d), BV=bv, num_warps=4,
         )  # fmt: skip

@@ -1,13 +1,13 @@
 """The Triton kernels as an op of the library."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Backend, Forward, Gradients, Saved, Shape, Upstream, define
 from cosformer.ops.gpu.carried_state import State
+from cosformer.ops.gpu.launch_cache import Replay
+from cosformer.ops.gpu.launch_plan import LaunchPlan
 from cosformer.ops.gpu.padding import padded, widen
 from cosformer.ops.gpu.windows.heads import GpuBackend
 from cosformer.ops.triton import run
@@ -18,45 +18,67 @@ from cosformer.ops.windowed import Triple
 class Triton:
     """Calls without windows, whose heads have sizes that the kernels take."""
 
+    plan_type = LaunchPlan
+
     def writes_views(self, args: AttentionArgs) -> bool:
         return True
 
     def forward(self, args: AttentionArgs, into: Tensor | None = None) -> Forward:
         q, k, v = args.q, args.k, args.v
-        with on_device(q):
-            initial_state = State.given(args.numerator, args.denominator)
-            out, d, state, kept = run.forward(
-                q, k, v, args.key_mask, args.cu_seqlens, initial_state, args.positions, into, args.causal,
-                args.query_offset, args.m, args.eps, args.return_state, args.keep,
-            )  # fmt: skip
-            keeps = args.keep and not args.causal
-            if (args.return_state or keeps) and (
-                state is None or (initial_state is not None and state.s is initial_state.s)
-            ):  # no keys: the final state is the initial one
-                state = _copy(state, args)
-            if state is not None and keeps:
-                both = (state.s.flatten(2), state.z.flatten(2)) if state.s.dim() != 3 else None
-                kept = state.s if both is None else torch.cat(both, -1)
-            if not args.return_state or state is None:
-                return Forward(out, d, kept, None, None)
-            return Forward(out, d, kept, *_public(state, k, v))
+        initial_state = State.given(args.numerator, args.denominator)
+        out, d, state, kept = run.forward(
+            q, k, v, args.key_mask, args.cu_seqlens, initial_state, args.positions, into, args.causal,
+            args.query_offset, args.m, args.eps, args.return_state, args.keep,
+        )  # fmt: skip
+        keeps = args.keep and not args.causal
+        if (args.return_state or keeps) and (
+            state is None or (initial_state is not None and state.s is initial_state.s)
+        ):  # no keys: the final state is the initial one
+            state = _copy(state, args)
+        if state is not None and keeps:
+            both = (state.s.flatten(2), state.z.flatten(2)) if state.s.dim() != 3 else None
+            kept = state.s if both is None else torch.cat(both, -1)
+        if not args.return_state or state is None:
+            return Forward(out, d, kept, None, None)
+        return Forward(out, d, kept, *_public(state, k, v))
 
     def backward(
         self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple | None = None
     ) -> Gradients:
         q, k, v = args.q, args.k, args.v
-        with on_device(q):
-            back = State.given(upstream.numerator, upstream.denominator)
-            dq, dk, dv, r = run.backward(
-                upstream.out, back, q, k, v, saved.out, saved.den, saved.kept, args.key_mask,
-                args.cu_seqlens, State.given(args.numerator, args.denominator), args.positions, into,
-                args.causal, args.query_offset, args.m, args.eps,
-            )  # fmt: skip
-            if args.numerator is None:
-                return Gradients(dq, dk, dv, None, None)
-            if r is None or (back is not None and r.s is back.s):  # no queries: the gradient passes through
-                r = _copy(r, args)
-            return Gradients(dq, dk, dv, *_public(r, k, v))
+        back = State.given(upstream.numerator, upstream.denominator)
+        dq, dk, dv, r = run.backward(
+            upstream.out, back, q, k, v, saved.out, saved.den, saved.kept, args.key_mask,
+            args.cu_seqlens, State.given(args.numerator, args.denominator), args.positions, into,
+            args.causal, args.query_offset, args.m, args.eps,
+        )  # fmt: skip
+        if args.numerator is None:
+            return Gradients(dq, dk, dv, None, None)
+        if r is None or (back is not None and r.s is back.s):  # no queries: the gradient passes through
+            r = _copy(r, args)
+        return Gradients(dq, dk, dv, *_public(r, k, v))
+
+    def launch_forward(
+        self, plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, out: Tensor,
+        causal: bool, offset: int, horizon: float, eps: float, keep: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        _, den, state, kept = run.launch_forward(
+            plan, q, k, v, key_mask, None, None, None, None, out, causal, offset, horizon, eps, False, keep
+        )
+        return den, kept if causal or state is None else state.s
+
+    def launch_backward(
+        self, plan: LaunchPlan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor,
+        kept: Tensor | None, key_mask: Tensor | None, into: Triple, causal: bool, offset: int,
+        horizon: float, eps: float,
+    ) -> None:  # fmt: skip
+        run.launch_backward(
+            plan, grad, None, None, q, k, v, out, den, kept, key_mask, None, None, None, None, *into, causal,
+            offset, horizon, eps,
+        )  # fmt: skip
+
+    def replay(self, args: AttentionArgs) -> Replay | None:
+        return run.replay(args)
 
     def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
         q, k, v = args.q, args.k, args.v
@@ -119,13 +141,6 @@ def _widened(args: AttentionArgs, d: int, dv: int) -> AttentionArgs:
     )  # fmt: skip
 
 
-def on_device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
-    """Kernels start on the current device: make that the tensors' own."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
-
-
 def _copy(state: State | None, args: AttentionArgs) -> State:
     if state is not None:
         return State.of(state.s.clone(), state.z.clone())
@@ -152,4 +167,5 @@ def _public(state: State, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return s.unflatten(-1, (2, d, dv)).contiguous(), z.unflatten(-1, (2, d)).contiguous()
 
 
-triton_attention, triton_forward, triton_backward = define("triton", Padded(GpuBackend(Triton())))
+backend = GpuBackend(Triton())
+triton_attention, triton_forward, triton_backward = define("triton", Padded(backend))

@@ -40,10 +40,10 @@ def forward(
     written `into` a tensor that is given."""
     inputs = (q, k, v, key_mask, cu_seqlens, *(initial_state or NO_STATE)[:2], positions, into)
     settings = (causal, offset, horizon, eps, need_state, keep)
-    return cached_call(_forward, inputs, settings, replayable=cu_seqlens is None)
+    return cached_call(launch_forward, inputs, settings, replayable=cu_seqlens is None)
 
 
-def _forward(
+def launch_forward(
     plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None,
     s: Tensor | None, z: Tensor | None, positions: Tensor | None, into: Tensor | None, causal: bool,
     offset: int, horizon: float, eps: float, need_state: bool, keep: bool,
@@ -78,7 +78,7 @@ def _forward(
     return out, den, state, kept
 
 
-replay = partial(make_replay, _forward, (False, False))
+replay = partial(make_replay, launch_forward, (False, False))
 
 
 def backward(
@@ -93,10 +93,10 @@ def backward(
         grad, *(grad_state or NO_STATE)[:2], q, k, v, out, den, kept, key_mask, cu_seqlens,
         *(initial_state or NO_STATE)[:2], positions, *(into or (None, None, None)),
     )  # fmt: skip
-    return cached_call(_backward, inputs, (causal, offset, horizon, eps), replayable=cu_seqlens is None)
+    return cached_call(launch_backward, inputs, (causal, offset, horizon, eps), replayable=cu_seqlens is None)
 
 
-def _backward(
+def launch_backward(
     plan: LaunchPlan, grad: Tensor, gs: Tensor | None, gz: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
     out: Tensor, den: Tensor, kept: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None,
     s: Tensor | None, z: Tensor | None, positions: Tensor | None, dq: Tensor | None, dk: Tensor | None,
@@ -140,20 +140,21 @@ def _backward(
 
 def step(
     q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State, positions: Tensor,
-    horizon: float, eps: float,
+    into: Tensor | None, horizon: float, eps: float,
 ) -> Tensor:  # fmt: skip
-    """One token a row; the state is updated in place. Returns o."""
-    inputs = (q, k, v, key_mask, state.s, state.z, positions)
+    """One token a row; the state is updated in place. Returns o, written `into` a tensor that is given."""
+    inputs = (q, k, v, key_mask, state.s, state.z, positions, into)
     (out,) = cached_call(_step, inputs, (horizon, eps), replayable=True)
     return out
 
 
 def _step(
     plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, s: Tensor, z: Tensor,
-    positions: Tensor, horizon: float, eps: float,
+    positions: Tensor, into: Tensor | None, horizon: float, eps: float,
 ) -> tuple[Tensor]:  # fmt: skip
     batch, length, heads, _ = q.shape
-    out, den = plan.empty((batch, length, heads, v.shape[3]), q.dtype), plan.empty((batch, heads, length))
+    out = plan.empty((batch, length, heads, v.shape[3]), q.dtype) if into is None else into
+    den = plan.empty((batch, heads, length))
     state = State.of(s, z)
     tensors = {"q": q, "k": k, "v": v, "out": out}
     run = Kernels(plan, tensors, den, key_mask, None, positions, 0, horizon, eps)

@@ -6,9 +6,8 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.gpu.carried_state import State
 from cosformer.ops.gpu.windows import launch
-from cosformer.ops.gpu.windows.heads import table_of
+from cosformer.ops.gpu.windows.heads import on_device, table_of
 from cosformer.ops.triton import run
-from cosformer.ops.triton.op import on_device
 from cosformer.ops.windowed import part_of
 from cosformer.ops.windows import plain_heads
 
@@ -26,9 +25,8 @@ def step(args: AttentionArgs) -> Tensor:
         out = args.q.new_empty((*args.q.shape[:3], args.v.shape[3]))
         groups = plain_heads(args.windows)
         for heads in groups:
-            out[:, :, heads.start * args.group : heads.stop * args.group] = _plain_step(
-                part_of(args, groups, heads)
-            )
+            queries = slice(heads.start * args.group, heads.stop * args.group)
+            _plain_step(part_of(args, groups, heads), out[:, :, queries])
         launch.decode(
             args.q, args.k, args.v, out, args.past_keys, args.past_values, table_of(args), args.key_mask,
             args.eps,
@@ -36,14 +34,14 @@ def step(args: AttentionArgs) -> Tensor:
         return out
 
 
-def _plain_step(args: AttentionArgs) -> Tensor:
+def _plain_step(args: AttentionArgs, into: Tensor | None = None) -> Tensor:
     numerator, denominator, positions = args.numerator, args.denominator, args.positions
     assert numerator is not None
     assert denominator is not None
     assert positions is not None
     # Of some heads among others the sums are a copy, which goes back.
     state = State.of(numerator, denominator)
-    out = run.step(args.q, args.k, args.v, args.key_mask, state, positions, args.m, args.eps)
+    out = run.step(args.q, args.k, args.v, args.key_mask, state, positions, into, args.m, args.eps)
     if state.s is not numerator:
         numerator.copy_(state.s)
     if state.z is not denominator:

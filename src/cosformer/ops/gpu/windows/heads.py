@@ -1,6 +1,7 @@
 """A GPU backend for heads with and without windows: its own kernels for those without, the portable kernels
 for windows (launch.py) for the others."""
 
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -8,20 +9,21 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream
-from cosformer.ops.gpu.windows import launch
+from cosformer.ops.gpu.launch_cache import Replay
+from cosformer.ops.gpu.windows import launch, one_plan
 from cosformer.ops.windowed import Triple, WindowedBackend
 
 
-class PlainKernels(Protocol):
+class PlainKernels(one_plan.PlainKernels, Protocol):
     """A backend for calls without windows, which can write its results `into` tensors that are given,
     whatever their layout, where it `writes_views`."""
 
-    def writes_views(self, args: AttentionArgs) -> bool: ...
     def forward(self, args: AttentionArgs, into: Tensor | None = None) -> Forward: ...
     def backward(
         self, args: AttentionArgs, saved: Saved, upstream: Upstream, into: Triple | None = None
     ) -> Gradients: ...
     def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]: ...
+    def replay(self, args: AttentionArgs) -> Replay | None: ...
 
 
 class GpuBackend:
@@ -34,11 +36,28 @@ class GpuBackend:
         self._windowed = WindowedBackend(self)
 
     def forward(self, args: AttentionArgs) -> Forward:
-        return self.plain.forward(args) if args.windows is None else self._windowed.forward(args)
+        with on_device(args.q):
+            if args.windows is None:
+                return self.plain.forward(args)
+            if one_plan.is_one_plan(args, self.plain):
+                return one_plan.forward(args, self.plain, table_of(args))
+            return self._windowed.forward(args)
 
     def backward(self, args: AttentionArgs, saved: Saved, upstream: Upstream) -> Gradients:
-        run = self.plain.backward if args.windows is None else self._windowed.backward
-        return run(args, saved, upstream)
+        with on_device(args.q):
+            if args.windows is None:
+                return self.plain.backward(args, saved, upstream)
+            if one_plan.is_one_plan(args, self.plain):
+                return one_plan.backward(args, saved, upstream.out, self.plain, table_of(args))
+            return self._windowed.backward(args, saved, upstream)
+
+    def replay(self, args: AttentionArgs) -> Replay | None:
+        """The plan of a call that was served as a function of q, k and v (launch_cache.py)."""
+        if args.windows is None:
+            return self.plain.replay(args)
+        if one_plan.is_one_plan(args, self.plain):
+            return one_plan.replay(args, self.plain, table_of(args))
+        return None
 
     def shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
         return self.plain.shapes(args) if args.windows is None else self._windowed.shapes(args)
@@ -78,6 +97,13 @@ class GpuBackend:
             grad, args.q, args.k, args.v, saved.out, saved.den, *into, table_of(args), args.key_mask,
             args.cu_seqlens, args.causal, args.query_offset, args.eps,
         )  # fmt: skip
+
+
+def on_device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
+    """Kernels start on the current device: make that the tensors' own."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def table_of(args: AttentionArgs) -> launch.WindowTable:

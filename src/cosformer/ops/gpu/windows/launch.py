@@ -27,6 +27,7 @@ WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through s
 WIDE_STEP = 64
 BISECTED = 256  # tokens a program of document_bounds takes
 MENDED = 128  # tiles of a band that a program looks after
+STEP_NUMBERS, STEP_WARPS = 2**12, 4  # of keys, and of values, that a step reads at a time; warps
 WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 
 
@@ -67,10 +68,10 @@ def forward(
 ) -> None:  # fmt: skip
     """Writes o into out [B, Tq, H, Dv] and d before eps into den [B, H, Tq], of heads with a window."""
     inputs = (q, k, v, out, den, key_mask, cu_seqlens, table.narrow, table.wide)
-    cached_call(_forward, inputs, (table.windows, causal, offset, eps), replayable=True)
+    cached_call(launch_forward, inputs, (table.windows, causal, offset, eps), replayable=True)
 
 
-def _forward(
+def launch_forward(
     plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, key_mask: Tensor | None,
     cu_seqlens: Tensor | None, narrow: Tensor | None, wide: Tensor | None, windows: tuple[int, ...],
     causal: bool, offset: int, eps: float,
@@ -89,10 +90,10 @@ def backward(
 ) -> None:  # fmt: skip
     """Writes dq, dk and dv, shaped as q, k and v, of heads with a window."""
     inputs = (grad, q, k, v, out, den, dq, dk, dv, key_mask, cu_seqlens, table.narrow, table.wide)
-    cached_call(_backward, inputs, (table.windows, causal, offset, eps), replayable=True)
+    cached_call(launch_backward, inputs, (table.windows, causal, offset, eps), replayable=True)
 
 
-def _backward(
+def launch_backward(
     plan: LaunchPlan, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, den: Tensor, dq: Tensor,
     dk: Tensor, dv: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, narrow: Tensor | None,
     wide: Tensor | None, windows: tuple[int, ...], causal: bool, offset: int, eps: float,
@@ -128,14 +129,14 @@ def _decode(
     q, k, v = with_aligned_rows(q), with_aligned_rows(k), with_aligned_rows(v)
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     wide_d, wide_v = power_of_two(d), power_of_two(dv)
-    rows = max(16, 2**12 // max(wide_d, wide_v))
+    rows = max(16, STEP_NUMBERS // max(wide_d, wide_v))
     plan.launch(
         window_step, batch * every.shape[0],
         q, k, v, out, keys, values, mask, every, every.shape[0], eps, q.stride(0), q.stride(2), k.stride(0),
         k.stride(2), v.stride(0), v.stride(2), out.stride(0), out.stride(2), keys.stride(0), values.stride(0),
         0 if mask is None else mask.stride(0),
         GROUP=group, GROUPS=1 << (group - 1).bit_length(), D=d, DV=dv, MASKED=mask is not None, BR=rows,
-        BD=wide_d, BV=wide_v, num_warps=4,
+        BD=wide_d, BV=wide_v, num_warps=STEP_WARPS,
     )  # fmt: skip
     return ()
 

@@ -138,6 +138,20 @@ def document_bounds(CU, BOUNDS, documents, length, steps, ROWS: tl.constexpr):
     tl.store(BOUNDS + length + token, tl.where(low < documents, end, length), mask=inside)
 
 
+@triton.jit(do_not_specialize=["size", "whole_b", "begin"])
+def copy_heads(PART, WHOLE, size, whole_b, begin, TO_ALL: tl.constexpr, ROWS: tl.constexpr):
+    """PART [B, size] into WHOLE[:, begin : begin + size], or from there."""
+    tiles = tl.cdiv(size, ROWS)
+    batch = (tl.program_id(0) // tiles).to(tl.int64)
+    at = tl.program_id(0) % tiles * ROWS + tl.arange(0, ROWS)
+    of_part = PART + batch * size + at
+    of_whole = WHOLE + batch * whole_b + begin + at
+    if TO_ALL:
+        tl.store(of_whole, tl.load(of_part, mask=at < size), mask=at < size)
+    else:
+        tl.store(of_part, tl.load(of_whole, mask=at < size), mask=at < size)
+
+
 @triton.jit(do_not_specialize=["heads", "length", "row_b", "row_h"])
 def weigh_heads(
     G, O, DEN, INV_DEN, DELTA, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
