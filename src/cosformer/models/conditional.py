@@ -12,6 +12,7 @@ from cosformer.models.cache import CosformerCache, layers_that_decode
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.model import CosformerModel
+from cosformer.models.targets import without
 
 
 class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenerationMixin):
@@ -130,12 +131,14 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
-        if labels is not None:
-            # Decoder inputs are the labels moved by one already: the loss must not move them again.
+        # Decoder inputs are the labels moved by one already: the loss must not move them again.
+        targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
+        if targets is not None:
+            targets = without(targets, kwargs.get("ignore_index"))
             more = {k: kwargs[k] for k in ("num_items_in_batch",) if k in kwargs}
             size = self.config.vocab_size
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=size, shift_labels=labels, **more
+                logits=logits, labels=targets, vocab_size=size, shift_labels=targets, **more
             )
         return Seq2SeqLMOutput(
             loss=loss,
