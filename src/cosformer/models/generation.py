@@ -100,6 +100,10 @@ class StatefulGenerationMixin(GenerationMixin):
             longest = max(SHORTEST_ROOM, generation_config.max_length or 0)
             cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
 
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None: positions follow from the mask and the cache. transformers would count on from the last
+        column, padding or not, and hand on position_ids that nobody gave."""
+
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
         """The padding as it is: no model of the family looks at a 4-D mask."""

@@ -161,7 +161,7 @@ class CosformerForMaskedLM(_LanguageModel):
         )
         if kwargs.get("shift_labels") is not None:
             raise ValueError(
-                f"shift_labels must be left out: {type(self).__name__} says what stands in each place itself, "
+                f"shift_labels must be left out: {type(self).__name__} says what stands in its own place, "
                 "so give labels."
             )
         targets = None if labels is None else without(labels, kwargs.get("ignore_index"))
