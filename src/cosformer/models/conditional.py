@@ -108,13 +108,15 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     "whole target to learn from."
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        attentions = kwargs.get("output_attentions")
+        output_hidden_states = self.hidden_states_wanted(output_hidden_states, attentions)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids,
                 attention_mask=attention_mask,
                 inputs_embeds=inputs_embeds,
                 output_hidden_states=output_hidden_states,
-                output_attentions=kwargs.get("output_attentions"),
+                output_attentions=attentions,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput | dict):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
@@ -127,7 +129,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             encoder_attention_mask=attention_mask,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
-            output_attentions=kwargs.get("output_attentions"),
+            output_attentions=attentions,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None

@@ -88,6 +88,9 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         The first token of a document is never predicted from another document, nor padding at all.
         """
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
+        output_hidden_states = self.hidden_states_wanted(
+            output_hidden_states, kwargs.get("output_attentions")
+        )
         decoding = getattr(past_key_values, "decoding", None)
         if decoding is not None and input_ids is not None and past_key_values is not None:
             others = (inputs_embeds, labels, shift_labels, cu_seqlens, output_hidden_states or None)

@@ -90,8 +90,7 @@ class CosformerModel(CosformerPreTrainedModel):
             use_cache: return the cache after this call.
             only_state: of this call nothing but the cache is wanted; a row may then have no token in it.
         """
-        if output_attentions:
-            raise ValueError("output_attentions is not to be had: the weights are never formed.")
+        output_hidden_states = self.hidden_states_wanted(output_hidden_states, output_attentions)
         x = self._embed(input_ids, inputs_embeds)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)
