@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cosformer import registration
+
 if TYPE_CHECKING:
     from cosformer import attention, positions
     from cosformer.nn import CosformerAttention
@@ -41,3 +43,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+registration.watch()

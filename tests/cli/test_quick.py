@@ -30,6 +30,7 @@ LINES = [
     ("--help", 0), ("--version", 0), ("", 0), ("trian", 2), ("info --help", 0), ("train --help", 0),
     ("demo --help", 0), ("generate --help", 0), ("eval --help", 0), ("compare --help", 0), ("data --help", 0),
     ("report --help", 0), ("bench --help", 0), ("info --chek", 2), ("generate", 2), ("generate nowhere", 2),
+    ("run --help", 0), ("run", 2),
     ("generate nowhere --tokens 0", 2), ("generate nowhere --dtype float23", 2), ("eval nowhere", 2),
     ("train", 2), ("train mqra", 2), ("train nowhere.py", 2), ("train mqar --scale huge", 2),
     ("train mqar steps", 2), ("train mqar optimiser.lr=3", 2), ("compare mqra", 2), ("demo --seconds 0", 2),

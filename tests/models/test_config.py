@@ -20,9 +20,9 @@ from tests.models.tiny import build, config, tokens
 def test_public_names():
     assert sorted(models.__all__) == [
         "CosformerCache", "CosformerConfig", "CosformerForCausalLM", "CosformerForConditionalGeneration",
-        "CosformerForMaskedLM", "CosformerForSequenceClassification",
-        "CosformerForSequencePairClassification", "CosformerModel", "HorizonError", "PackingCollator",
-        "byte_tokenizer", "token_fields", "train_bpe",
+        "CosformerForMaskedLM", "CosformerForQuestionAnswering", "CosformerForSequenceClassification",
+        "CosformerForSequencePairClassification", "CosformerForTokenClassification", "CosformerModel",
+        "HorizonError", "PackingCollator", "byte_tokenizer", "token_fields", "train_bpe",
     ]  # fmt: skip
     for name in models.__all__:
         assert getattr(models, name).__doc__, name

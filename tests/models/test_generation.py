@@ -193,3 +193,13 @@ def test_a_mechanism_without_a_state_computes_the_text_again(monkeypatch):
     assert torch.equal(generate(net, ids), expected)
     with pytest.raises(ValueError, match="attention 'softmax' carries no state"):
         net(ids, use_cache=True)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "uncached"])
+def test_a_prompt_that_is_padded_on_the_right(cached):
+    """transformers counts positions on from the last column, padding or not; nobody asks for those."""
+    net = build(CosformerForCausalLM, position="rotary")
+    ids, options = tokens(1, 6), {"max_new_tokens": 4, "do_sample": False}
+    expected = net.generate(ids[:, :4], **options)[:, 4:]
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
+    assert torch.equal(net.generate(ids, attention_mask=mask, use_cache=cached, **options)[:, 6:], expected)

@@ -30,6 +30,26 @@ class GrowingState(RowState):
         """Columns, padding included."""
         return self.keys.shape[1]
 
+    def in_columns(self: G, call: int, back: Tensor, real: Tensor, positions: Tensor) -> G:
+        """The last `call` columns in the order of T others: column t gets what lies at back[:, t] of them, a
+        key where real [B, T] and padding elsewhere; positions [B, T] are of the keys, and of the next ones
+        for padding. What is cut off afterwards are then the last columns as a caller sees them."""
+        first = self.length - call
+        rows = torch.arange(self.batch, device=back.device)[:, None]
+        changes = {
+            name: torch.cat([x[:, :first], x[:, first:][rows, back]], 1)
+            for name, x in (("keys", self.keys), ("values", self.values))
+        }
+        for name, nothing in self.of_columns.items():
+            before, new = getattr(self, name), positions
+            if isinstance(nothing, bool):
+                before, new = real.new_ones(self.batch, self.length) if before is None else before, real
+            elif nothing < 0:  # a place without a key
+                new = positions.masked_fill(~real, nothing)
+            if before is not None:
+                changes[name] = torch.cat([before[:, :first], new], 1)
+        return dataclasses.replace(self, **changes)
+
     def room(self: G, columns: int) -> G:
         """Empty tensors for the same rows, with room for `columns` columns."""
 

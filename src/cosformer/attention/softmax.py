@@ -155,12 +155,15 @@ def _softmax(
     if seen is not None and near is not None:
         seen = (seen & near).repeat_interleave(q.shape[2] // k.shape[2], 1)
     any_key = None if seen is None else seen.any(-1, keepdim=True)
+    is_causal = False
+    if simple and hides:  # in a graph lengths are symbols, and a kernel wants to know
+        is_causal = True
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=None if seen is None or any_key is None else seen | ~any_key,
-        is_causal=simple and hides,
+        is_causal=is_causal,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     if any_key is not None:

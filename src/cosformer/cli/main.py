@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from cosformer import __version__
-from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, train
+from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, run, train
 from cosformer.cli.mistakes import (
     KEPT,
     Mistake,
@@ -38,6 +38,7 @@ COMMANDS: dict[str, ModuleType] = {
     "generate": generate,
     "bench": bench,
     "report": report,
+    "run": run,
 }
 
 

@@ -3,13 +3,18 @@
 Importing this package needs transformers, and makes the family known to the Auto classes.
 """
 
+import sys
+
+import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
 )
 
 from cosformer.models.cache import CosformerCache
@@ -23,6 +28,7 @@ from cosformer.models.horizon import HorizonError
 from cosformer.models.language import CosformerForCausalLM, CosformerForMaskedLM
 from cosformer.models.model import CosformerModel
 from cosformer.models.packing import PackingCollator
+from cosformer.models.tagging import CosformerForQuestionAnswering, CosformerForTokenClassification
 from cosformer.models.tokenizers import byte_tokenizer, token_fields, train_bpe
 
 __all__ = [
@@ -31,8 +37,10 @@ __all__ = [
     "CosformerForCausalLM",
     "CosformerForConditionalGeneration",
     "CosformerForMaskedLM",
+    "CosformerForQuestionAnswering",
     "CosformerForSequenceClassification",
     "CosformerForSequencePairClassification",
+    "CosformerForTokenClassification",
     "CosformerModel",
     "HorizonError",
     "PackingCollator",
@@ -46,4 +54,12 @@ AutoModel.register(CosformerConfig, CosformerModel)
 AutoModelForCausalLM.register(CosformerConfig, CosformerForCausalLM)
 AutoModelForMaskedLM.register(CosformerConfig, CosformerForMaskedLM)
 AutoModelForSequenceClassification.register(CosformerConfig, CosformerForSequenceClassification)
+AutoModelForTokenClassification.register(CosformerConfig, CosformerForTokenClassification)
+AutoModelForQuestionAnswering.register(CosformerConfig, CosformerForQuestionAnswering)
 AutoModelForSeq2SeqLM.register(CosformerConfig, CosformerForConditionalGeneration)
+# `transformers serve` and others look for the class that a saved configuration names in transformers itself,
+# which makes a second module of itself while it is imported: people may have either.
+for _name in __all__:
+    if _name.startswith("CosformerFor"):
+        for _module in (transformers, sys.modules["transformers"]):
+            setattr(_module, _name, globals()[_name])

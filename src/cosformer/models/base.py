@@ -1,5 +1,6 @@
 """What every model of the family shares: initial weights, and loading that says what is wrong."""
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from cosformer import memory
 from cosformer.attention import Attention
 from cosformer.models import guard
 from cosformer.models.config import CosformerConfig
+from cosformer.models.note import write_note
 from cosformer.nn import (
     Block,
     FeedForward,
@@ -21,6 +23,10 @@ from cosformer.nn import (
     build_norm,
 )
 from cosformer.positions import Position
+
+
+class SizeError(ValueError, RuntimeError):
+    """Weights of other sizes than the model's. transformers raises a RuntimeError there."""
 
 
 class CosformerLayer(GradientCheckpointingLayer, Block):
@@ -68,7 +74,12 @@ class CosformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["CosformerLayer"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
+    _is_stateful = True  # so it is by default; an object whose layers keep every key says otherwise
     _decoding: Any = None  # compiled steps, once generate() has chosen to have them
+
+    def __init__(self, config: CosformerConfig):
+        super().__init__(config)
+        self._is_stateful = config.traits.recurrent and not all(config.growing_layers)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -76,6 +87,14 @@ class CosformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         if self.config.embedding_range is not None and module is self.get_input_embeddings():
             nn.init.normal_(module.weight, 0.0, self.config.embedding_range)
+
+    def hidden_states_wanted(self, asked: bool | None, attentions: bool | None) -> bool:
+        """Whether all hidden states are wanted, by the call or by the configuration; attention weights, which
+        are never formed, are refused either way."""
+        config = self.config
+        if config.output_attentions if attentions is None else attentions:
+            raise ValueError("output_attentions is not to be had: the weights are never formed.")
+        return bool(config.output_hidden_states if asked is None else asked)
 
     def get_compiled_call(self, compile_config: Any) -> Any:
         """The call itself: a cache brings its compiled steps, which beams use too."""
@@ -85,20 +104,28 @@ class CosformerPreTrainedModel(PreTrainedModel):
         """Of a copy, which compiles its own steps."""
         return {**self.__dict__, "_decoding": None}
 
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `PreTrainedModel.save_pretrained`, with a note of how the folder is read."""
+        done = super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_note(Path(save_directory), type(self).__name__)
+        return done
+
     @classmethod
-    def from_pretrained(cls, name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As `PreTrainedModel.from_pretrained`, from safetensors files alone, in a folder of this machine (or
         a repository of a hub, with `local_files_only=False`); no code from there is run."""
         if kwargs.get("use_safetensors") is False:
             raise ValueError("use_safetensors must not be False: weights are read from safetensors alone.")
         kwargs["use_safetensors"] = True
+        name_or_path = pretrained_model_name_or_path
         if name_or_path is not None:
             name_or_path = str(guard.local_folder(name_or_path, kwargs))
             kwargs |= {"local_files_only": True, "trust_remote_code": False}
-            given = kwargs.get("config")
-            config = (
-                given if isinstance(given, CosformerConfig) else CosformerConfig.from_pretrained(name_or_path)
-            )
+            config = kwargs.get("config")
+            if not isinstance(config, CosformerConfig):
+                changes = {name: kwargs[name] for name in CosformerConfig.own_fields() if name in kwargs}
+                config = CosformerConfig.from_pretrained(name_or_path, **changes)
             with torch.device("meta"):
                 memory.refuse_beyond(memory.of_model(cls(config)), f"the model of {name_or_path}")
         info_wanted = kwargs.pop("output_loading_info", False)
@@ -123,9 +150,9 @@ class CosformerPreTrainedModel(PreTrainedModel):
         if wrong and not may_differ:
             name, stored, expected = wrong[0]
             others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise ValueError(
+            raise SizeError(
                 f"the weights of {name_or_path} do not fit its configuration: {name} has shape "
                 f"{list(stored)} in the file and {list(expected)} in the model{others}. Load them with the "
-                "configuration they were saved with."
+                "configuration they were saved with, or have those drawn anew (ignore_mismatched_sizes=True)."
             )
         return (model, info) if info_wanted else model

@@ -14,6 +14,16 @@ from cosformer.models.model import CosformerModel
 from cosformer.models.pooling import pool
 
 
+def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
+    """For heads that say one thing of a row."""
+    for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids"):
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{name} must be left out: {type(head).__name__} reads one sequence a row; pad the batch and "
+                "give attention_mask."
+            )
+
+
 class _Classifier(CosformerPreTrainedModel):
     """The model, pooling, and a classifier over a number of pooled features."""
 
@@ -31,12 +41,7 @@ class _Classifier(CosformerPreTrainedModel):
         inputs_embeds: Tensor | None,
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Any]:
-        for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids"):
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"{name} must be left out: {type(self).__name__} pools one sequence a row; pad the batch "
-                    "and give attention_mask."
-                )
+        refuse_packing(self, kwargs)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

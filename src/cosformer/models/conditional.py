@@ -12,6 +12,7 @@ from cosformer.models.cache import CosformerCache, layers_that_decode
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.model import CosformerModel
+from cosformer.models.targets import without
 
 
 class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenerationMixin):
@@ -107,13 +108,15 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     "whole target to learn from."
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        attentions = kwargs.get("output_attentions")
+        output_hidden_states = self.hidden_states_wanted(output_hidden_states, attentions)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids,
                 attention_mask=attention_mask,
                 inputs_embeds=inputs_embeds,
                 output_hidden_states=output_hidden_states,
-                output_attentions=kwargs.get("output_attentions"),
+                output_attentions=attentions,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput | dict):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
@@ -126,16 +129,18 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             encoder_attention_mask=attention_mask,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
-            output_attentions=kwargs.get("output_attentions"),
+            output_attentions=attentions,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
-        if labels is not None:
-            # Decoder inputs are the labels moved by one already: the loss must not move them again.
+        # Decoder inputs are the labels moved by one already: the loss must not move them again.
+        targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
+        if targets is not None:
+            targets = without(targets, kwargs.get("ignore_index"))
             more = {k: kwargs[k] for k in ("num_items_in_batch",) if k in kwargs}
             size = self.config.vocab_size
             loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=size, shift_labels=labels, **more
+                logits=logits, labels=targets, vocab_size=size, shift_labels=targets, **more
             )
         return Seq2SeqLMOutput(
             loss=loss,

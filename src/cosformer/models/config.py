@@ -1,6 +1,8 @@
 """The one configuration of the family: sizes under Hugging Face's usual names, the attention as a field."""
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -82,6 +84,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
 
     model_type: ClassVar[str] = "cosformer"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})  # no code of its own; TRL looks here
 
     vocab_size: int = 264
     hidden_size: int = 256
@@ -123,16 +126,29 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     defaults_version: int = defaults.CURRENT
 
     @classmethod
-    def from_pretrained(cls, name_or_path: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
         """That of a folder of this machine, or of a hub's repository (`local_files_only=False`)."""
-        folder = guard.local_folder(name_or_path, kwargs)
+        folder = guard.local_folder(pretrained_model_name_or_path, kwargs)
         return super().from_pretrained(str(folder), **kwargs, local_files_only=True)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """A saved configuration, with the defaults of the version that saved it."""
+        """A saved configuration, with the defaults of the version that saved it, and with fields that are
+        given beside it in place of its own. A horizon that was the greatest length is raised with it."""
         guard.refuse_leading_elsewhere(config_dict)
-        return super().from_dict(defaults.completed(config_dict), **kwargs)
+        saved = defaults.completed(config_dict)
+        changes = {name: kwargs.pop(name) for name in cls.own_fields() if name in kwargs}
+        length = changes.get("max_position_embeddings")
+        if "horizon" not in changes and length is not None:
+            followed = saved["horizon"] in (None, saved["max_position_embeddings"])
+            if followed and length > saved["max_position_embeddings"]:
+                changes["horizon"] = None
+        return super().from_dict({**saved, **changes}, **kwargs)
+
+    @classmethod
+    def own_fields(cls) -> tuple[str, ...]:
+        """The fields of this family, without those that every configuration of transformers has."""
+        return tuple(defaults.VERSIONS[defaults.CURRENT])
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
@@ -150,10 +166,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
 
     def _refuse_unknown(self, given: dict[str, Any]) -> None:
         generation = GenerationConfig().to_dict()  # configurations once held these, and may still do
-        own = [name for name in self.__dataclass_fields__ if not name.startswith("_")]
         for name in given:
             if name not in _FOREIGN and name not in generation and not name.startswith("_"):
-                hint = meant_or_known(name, own, "it has")
+                hint = meant_or_known(name, self.own_fields(), "it has")
                 raise ValueError(f"CosformerConfig has no field {name!r}; {hint}")
 
     def check(self) -> None:
@@ -263,7 +278,8 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         if causal is not None and self.causal not in (None, causal):
             raise ValueError(
                 f"{head} needs causal={causal}, but the configuration says causal={self.causal}: leave "
-                "causal out, or choose another head."
+                "causal out, choose another head, or, where it is that of a saved model, pass causal=None to "
+                "from_pretrained."
             )
         decided = bool(self.causal) if causal is None else causal
         trait = "causal" if decided else "bidirectional"

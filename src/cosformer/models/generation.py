@@ -27,12 +27,12 @@ class StatefulGenerationMixin(GenerationMixin):
 
     config: CosformerConfig
     _decoding: Decoding | None
+    _is_stateful: bool
 
     def _prepare_cache_for_generation(
         self,
         generation_config: Any,
         model_kwargs: dict[str, Any],
-        generation_mode: Any,
         *args: Any,
         **kwargs: Any,
     ) -> None:
@@ -43,18 +43,6 @@ class StatefulGenerationMixin(GenerationMixin):
                 'cache_implementation must be left out, or "static" for compiled steps, but got '
                 f"{generation_config.cache_implementation!r}: the model brings its own cache, a state for "
                 "each layer."
-            )
-        if (
-            generation_mode == GenerationMode.ASSISTED_GENERATION
-            and config.traits.recurrent
-            and not all(config.growing_layers)
-        ):
-            what = "a convolution"
-            if config.conv_size is None:
-                what = f"attention {config.attention_names[config.growing_layers.index(False)]!r}"
-            raise ValueError(
-                "prompt_lookup_num_tokens and assistant models must be left out: they take guesses back, and "
-                f"the state of {what}, of constant size, cannot forget tokens."
             )
         given = model_kwargs.get("past_key_values")
         if given is not None:
@@ -83,6 +71,18 @@ class StatefulGenerationMixin(GenerationMixin):
         cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static)
         self._compile_steps(cache, generation_config, model_kwargs)
 
+    def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
+        config = self.config
+        if generation_mode == GenerationMode.ASSISTED_GENERATION and self._is_stateful:
+            what = "a convolution"
+            if config.conv_size is None:
+                what = f"attention {config.attention_names[config.growing_layers.index(False)]!r}"
+            raise ValueError(
+                "prompt_lookup_num_tokens and assistant models must be left out: they take guesses back, and "
+                f"the state of {what}, of constant size, cannot forget tokens."
+            )
+        super()._validate_generation_mode(generation_mode, *args, **kwargs)
+
     def _compile_steps(
         self, cache: CosformerCache, generation_config: Any, model_kwargs: dict[str, Any]
     ) -> None:
@@ -99,6 +99,10 @@ class StatefulGenerationMixin(GenerationMixin):
             # Powers of two: a graph is compiled for each.
             longest = max(SHORTEST_ROOM, generation_config.max_length or 0)
             cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
+
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None: positions follow from the mask and the cache. transformers would count on from the last
+        column, padding or not, and hand on position_ids that nobody gave."""
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
@@ -148,3 +152,10 @@ class StatefulGenerationMixin(GenerationMixin):
                 past_key_values=cache,
             )
         return prepared
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' continuous batching, which is refused."""
+        raise ValueError(
+            "generate_batch pages keys and values, which these models do not have: pad the prompts on the "
+            "left and call generate(), or use cosformer.models.batching.generate_many, which hands places on."
+        )

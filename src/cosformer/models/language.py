@@ -10,9 +10,9 @@ from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
-from cosformer.models.layout import unpredictable
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import read_in_pieces
+from cosformer.models.targets import next_tokens, without
 from cosformer.nn import one_vs_each_loss
 
 
@@ -29,29 +29,30 @@ class _LanguageModel(CosformerPreTrainedModel):
         self.post_init()
 
     def _logits_and_loss(
-        self, hidden: Tensor, keep: slice | Tensor, labels: Tensor | None, kwargs: dict[str, Any]
+        self, hidden: Tensor, keep: slice | Tensor, targets: Tensor | None, kwargs: dict[str, Any]
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Of hidden states [B, T, C]; logits for the columns to keep, None where the loss needs none."""
+        """Of hidden states [B, T, C] and the targets of all columns [B, T]; logits for the columns to keep,
+        None where the loss needs none."""
         config, pairs = self.config, self.training and self.config.head_loss == "one_vs_each"
-        if labels is not None and pairs:
+        if targets is not None and pairs:
             every = isinstance(keep, slice) and keep == slice(0, None)
             if not every:
                 raise ValueError("logits_to_keep must be left out where head_loss is one_vs_each.")
-            shift = int(self.causal)  # the target of a column is its own token, or the next one
             loss = one_vs_each_loss(
-                hidden[:, : hidden.shape[1] - shift],
+                hidden,
                 self.lm_head.weight,
-                labels[:, shift:],
+                targets,
                 samples=config.loss_samples,
                 num_items=kwargs.get("num_items_in_batch"),
             )
             return (self.lm_head(hidden) if config.loss_samples is None else None), loss
         logits = self.lm_head(hidden[:, keep])
-        if labels is None:
+        if targets is None:
             return logits, None
-        return logits, self.loss_function(
-            logits=logits, labels=labels, vocab_size=config.vocab_size, **_for_loss(kwargs)
-        )
+        more = {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}
+        if self.causal:
+            more["shift_labels"] = targets  # transformers' loss would move labels itself
+        return logits, self.loss_function(logits=logits, labels=targets, vocab_size=config.vocab_size, **more)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -74,26 +75,32 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         past_key_values: CosformerCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        shift_labels: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As `CosformerModel.forward`; labels [B, T] are input_ids, -100 where no loss is wanted.
+        """As `CosformerModel.forward`; labels [B, T] are input_ids, -100 (or `ignore_index`) where no loss is
+        wanted. `shift_labels` [B, T], in their place, has the token behind each column already.
 
         The first token of a document is never predicted from another document, nor padding at all.
         """
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
+        output_hidden_states = self.hidden_states_wanted(
+            output_hidden_states, kwargs.get("output_attentions")
+        )
         decoding = getattr(past_key_values, "decoding", None)
         if decoding is not None and input_ids is not None and past_key_values is not None:
-            others = (inputs_embeds, labels, cu_seqlens, output_hidden_states or None)
+            others = (inputs_embeds, labels, shift_labels, cu_seqlens, output_hidden_states or None)
             if all(x is None for x in others) and self._all_real(input_ids, attention_mask, past_key_values):
                 logits = decoding.step(input_ids, past_key_values)
                 if logits is not None:
                     return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
         last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1 and not output_hidden_states
-        if last_alone and labels is None and cu_seqlens is None and past_key_values is not None:
+        learning = labels is not None or shift_labels is not None
+        if last_alone and not learning and cu_seqlens is None and past_key_values is not None:
             cache = checked(past_key_values, self.config)
             last = read_in_pieces(self.model, cache, input_ids, inputs_embeds, attention_mask, position_ids)
             if last is not None:
@@ -111,11 +118,9 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             output_attentions=kwargs.get("output_attentions"),
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        if labels is not None:
-            hidden = unpredictable(labels, attention_mask, position_ids, cu_seqlens)
-            if hidden is not None:
-                labels = labels.masked_fill(hidden, -100)
-        logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, labels, kwargs)
+        documents = (attention_mask, position_ids, cu_seqlens)
+        targets = next_tokens(labels, shift_labels, *documents, kwargs.get("ignore_index"))
+        logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, targets, kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -157,10 +162,11 @@ class CosformerForMaskedLM(_LanguageModel):
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
         )
-        logits, loss = self._logits_and_loss(outputs.last_hidden_state, slice(0, None), labels, kwargs)
+        if kwargs.get("shift_labels") is not None:
+            raise ValueError(
+                f"shift_labels must be left out: {type(self).__name__} says what stands in its own place, "
+                "so give labels."
+            )
+        targets = None if labels is None else without(labels, kwargs.get("ignore_index"))
+        logits, loss = self._logits_and_loss(outputs.last_hidden_state, slice(0, None), targets, kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
-
-
-def _for_loss(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What transformers' losses understand: how many items the whole batch of a step has."""
-    return {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}

@@ -7,10 +7,12 @@ computed exactly as it is alone. Packed documents need no moving, only their bou
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cosformer.attention.growing import GrowingState
 from cosformer.ops.packing import document_bounds
 
 
@@ -39,6 +41,7 @@ class Layout:
         order: [B, T], which column each token came from (None: nothing moved).
         back: [B, T], where each column's token went; padding points at the last real token before it.
         blank: bool [B, T], columns before the first real token.
+        mask: bool [B, T], which columns of the call are real (None: nothing moved).
         rows: batch and length before rows were laid end to end, where several were packed.
     """
 
@@ -52,6 +55,7 @@ class Layout:
     order: Tensor | None = None
     back: Tensor | None = None
     blank: Tensor | None = None
+    mask: Tensor | None = None
     rows: tuple[int, int] | None = None
 
     @property
@@ -77,6 +81,13 @@ class Layout:
         if self.back is not None:
             x = x[_rows(self.back), self.back]
         return x if self.blank is None else x.masked_fill(self.blank[..., None], 0)
+
+    def leave_state(self, state: Any) -> Any:
+        """The state after this call; one that keeps every key, with the keys in the columns of the call."""
+        if self.back is None or self.mask is None or not isinstance(state, GrowingState):
+            return state
+        before = self.mask.cumsum(1) - self.mask.to(torch.int64)
+        return state.in_columns(self.positions.shape[1], self.back, self.mask, self.starts[:, None] + before)
 
 
 def _rows(columns: Tensor) -> Tensor:
@@ -131,6 +142,7 @@ def padded(mask: Tensor, past: Past | None, limit: int | None, *, empty_rows: bo
         order=order if moved else None,
         back=rank.clamp_min(0) if moved else None,
         blank=rank < 0,
+        mask=mask if moved else None,
     )
 
 

@@ -90,8 +90,7 @@ class CosformerModel(CosformerPreTrainedModel):
             use_cache: return the cache after this call.
             only_state: of this call nothing but the cache is wanted; a row may then have no token in it.
         """
-        if output_attentions:
-            raise ValueError("output_attentions is not to be had: the weights are never formed.")
+        output_hidden_states = self.hidden_states_wanted(output_hidden_states, output_attentions)
         x = self._embed(input_ids, inputs_embeds)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)
@@ -101,6 +100,8 @@ class CosformerModel(CosformerPreTrainedModel):
                 return BaseModelOutputWithPastAndCrossAttentions(
                     last_hidden_state=stepped, past_key_values=cache
                 )
+        if torch.compiler.is_compiling() and (use_cache or past_key_values is not None):
+            position_ids = None  # a graph cannot look whether they restart, which no text with a cache does
         layout = self._layout(x, attention_mask, position_ids, cu_seqlens, cache, only_state)
         if layout.cu_seqlens is not None and cache is not None:
             if use_cache or past_key_values is not None:
@@ -114,7 +115,7 @@ class CosformerModel(CosformerPreTrainedModel):
         rotate = self.position.rotation(layout.positions)
         hidden = [layout.leave(x)] if output_hidden_states else []
         after = layout.starts + layout.counts
-        with nullcontext() if cache is None else cache.all_or_nothing():
+        with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.all_or_nothing():
             for i, block in enumerate(self.layers):
                 entry = None if cache is None else cache.layers[i]
                 before = None if entry is None else entry.state
@@ -133,7 +134,8 @@ class CosformerModel(CosformerPreTrainedModel):
                 )
                 if entry is not None:
                     # `seen` counts padding, where the attention cannot know better without a look at lengths.
-                    entry.put(placed(state, after, layout.longest), memory_state, layout.columns)
+                    state = layout.leave_state(placed(state, after, layout.longest))
+                    entry.put(state, memory_state, layout.columns)
                     entry.made_with = (x.dtype, x.device)
                 if output_hidden_states:
                     hidden.append(layout.leave(x))

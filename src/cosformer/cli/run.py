@@ -1,0 +1,101 @@
+"""`cosformer run`: other people's programs, with the models of this package known to transformers."""
+
+import argparse
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from cosformer.cli.mistakes import Mistake
+from cosformer.cli.parser import Parser, did_you_mean
+
+HELP = "start another program with our models registered"
+DESCRIPTION = """Starts a program of another package, a Python file or a module in this process, after `import
+cosformer`: transformers' Auto classes then know the models, and folders need no code of their own. Everything
+behind -- belongs to the program. Processes that it starts in turn begin without: let them run this command,
+as in the last example."""
+EXAMPLES = """examples:
+  cosformer run -- lm_eval --model hf --model_args pretrained=my-model --tasks lambada_openai
+  cosformer run -- transformers chat my-model
+  cosformer run -- finetune.py --model my-model     a Python file
+  cosformer run -- -m my_package.train              a module
+  torchrun --nproc_per_node 2 -m cosformer run -- finetune.py
+"""
+
+
+def arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        help="a command of an installed package, FILE.py, or -m MODULE; then its own arguments",
+    )
+
+
+def run(args: Any) -> int:
+    words = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not words:
+        raise Mistake("a program is missing: cosformer run -- PROGRAM, a file FILE.py, or -m MODULE")
+    program, words = _program(words)
+    before = sys.argv
+    sys.argv = words
+    try:
+        return _code(program())
+    except SystemExit as left:
+        return _code(left.code)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # what goes wrong in somebody else's program is told by its traceback
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv = before
+
+
+def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
+    """What runs the program, and sys.argv for it."""
+    name, *rest = words
+    if name == "-m":
+        if not rest:
+            raise Mistake("-m needs the name of a module")
+        module = rest[0]
+        if not _there(module):
+            raise Mistake(f"there is no module {module!r}")
+        return lambda: _nothing(runpy.run_module(module, run_name="__main__", alter_sys=True)), rest
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise Mistake(f"there is no file {name}")
+        # As `python FILE` has it: the folder of the file is looked in first.
+        sys.path.insert(0, str(Path(name).resolve().parent))
+        return lambda: _nothing(runpy.run_path(name, run_name="__main__")), words
+    commands: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group="console_scripts")}
+    if name not in commands:
+        raise Mistake(
+            f"no installed package has a command {name!r} (files end in .py, modules follow -m)."
+            f"{did_you_mean(name, commands)}"
+        )
+    return lambda: commands[name].load()(), words
+
+
+def _there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # the package around it is not there, or it is no name
+        return False
+
+
+def _nothing(_: object) -> None:
+    """A file or module leaves its variables, which are no exit code."""
+
+
+def _code(left: Any) -> int:
+    """An exit code as the interpreter makes one of what a program leaves."""
+    if left is None:
+        return 0
+    if isinstance(left, int):
+        return left
+    print(left, file=sys.stderr)
+    return 1

@@ -1,0 +1,93 @@
+"""Makes the models known to transformers and PEFT as soon as those are imported, and imports neither.
+
+`import cosformer` is enough for `AutoModelForCausalLM.from_pretrained(folder)`: a watcher of imports, which
+does nothing else, names the architecture to transformers' registry of configurations when that is loaded.
+The models themselves are imported when a configuration asks for them. No code of a saved folder has a part
+in it.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+MODEL_TYPE = "cosformer"
+
+
+class _OnDemand(dict[str, Any]):
+    """Configurations that others have registered, and ours: importing the models puts the class in place."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key == MODEL_TYPE and super().__getitem__(key) is None:
+            importlib.import_module("cosformer.models")
+        return super().__getitem__(key)
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+
+def _name_configuration(module: ModuleType) -> None:
+    """Puts our type of model among the configurations of transformers, without its class."""
+    mapping = module.CONFIG_MAPPING
+    others = mapping._extra_content
+    if MODEL_TYPE not in others:
+        mapping._extra_content = _OnDemand({**others, MODEL_TYPE: None})
+
+
+def _name_targets(module: ModuleType) -> None:
+    """Gives PEFT's methods the layers of ours that they change in Llama, whose layers have the same names."""
+    for name, mapping in vars(module).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MODULES_MAPPING"):
+            targets = mapping.get("llama")
+            if isinstance(targets, list) and all(target in LAYERS for target in targets):
+                mapping.setdefault(MODEL_TYPE, list(targets))
+
+
+LAYERS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")
+AFTER: dict[str, Callable[[ModuleType], None]] = {
+    "transformers.models.auto.configuration_auto": _name_configuration,
+    "peft.utils.constants": _name_targets,
+}
+
+
+class _Watch(MetaPathFinder):
+    """Lets the other finders find a module, and has something done once it has been loaded."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        then = AFTER.get(name)
+        if then is None:
+            return None
+        for finder in sys.meta_path:
+            found = None if finder is self else finder.find_spec(name, path, target)
+            if found is not None and found.loader is not None:
+                _then(found.loader, then)
+                return found
+        return None
+
+
+def _then(loader: Any, then: Callable[[ModuleType], None]) -> None:
+    load = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        load(module)
+        then(module)
+
+    loader.exec_module = exec_module
+
+
+def watch() -> None:
+    """From now on; what is there already is told at once."""
+    if any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        return
+    for name, then in AFTER.items():
+        if name in sys.modules:
+            then(sys.modules[name])
+    sys.meta_path.insert(0, _Watch())

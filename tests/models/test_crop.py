@@ -1,0 +1,67 @@
+"""Columns taken back from a cache of keys: those that the caller sees, wherever the padding is."""
+
+import pytest
+import torch
+
+from cosformer.models import CosformerCache, CosformerForCausalLM
+from tests.models.tiny import PADDINGS, build, close, padded_batch, tokens
+
+# Each kind of state that keeps its keys: under a mask, with positions beside it, with positions alone.
+KEEPING = {
+    "softmax": {"attention": "softmax"},
+    "windows": {"attention": "softmax", "attention_parameters": {"windows": [1, 3, 9, None]}},
+    "local": {"attention": "local"},
+}
+EACH = pytest.mark.parametrize("kind", KEEPING.values(), ids=KEEPING)
+
+
+@EACH
+@pytest.mark.parametrize("padding", PADDINGS)
+@torch.no_grad()
+def test_the_last_columns_go_wherever_the_padding_is(padding, kind):
+    """The prompt in two calls: what is taken back lies in the second, or reaches into the first."""
+    net = build(CosformerForCausalLM, position="rotary", **kind)
+    ids, mask, _ = padded_batch(PADDINGS[padding])
+    expected = net(ids, attention_mask=mask, use_cache=False).logits
+    for gone in (1, 3, 8):
+        cache = CosformerCache(net.config)
+        for end in (7, 12):
+            piece = slice(cache.get_seq_length(), end)
+            net(ids[:, piece], attention_mask=mask[:, :end], past_key_values=cache, only_state=True)
+        cache.crop(-gone)
+        assert cache.get_seq_length() == 12 - gone
+        assert cache.past.positions.tolist() == mask[:, :-gone].sum(1).tolist()
+        if mask[:, -gone:].any(1).all():
+            again = net(ids[:, -gone:], attention_mask=mask, past_key_values=cache).logits
+            real = mask[:, -gone:].bool()
+            close(again[real], expected[:, -gone:][real])
+
+
+@EACH
+def test_guesses_are_taken_back_behind_a_padded_prompt(kind):
+    """Prompt lookup and an assistant, which guess and crop: the text is that of no guessing."""
+    net = build(CosformerForCausalLM, position="rotary", **kind)
+    assistant = build(CosformerForCausalLM, position="rotary", num_hidden_layers=1, **kind)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    for seed in range(2):
+        torch.manual_seed(seed)
+        ids = torch.cat([torch.zeros(1, 3, dtype=torch.int64), torch.randint(2, 6, (1, 9))], 1)
+        mask = (torch.arange(12) >= 3).long()[None]
+        expected = net.generate(ids, attention_mask=mask, **options)
+        for guesses in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": assistant}):
+            found = net.generate(ids, attention_mask=mask, **options, **guesses)
+            assert torch.equal(found, expected)
+
+
+def test_padding_longer_than_the_model_keeps_its_columns(tmp_path):
+    """A prompt whose padding alone reaches past the end is cut short inside; its cache is not."""
+    net = build(CosformerForCausalLM, attention="softmax", max_position_embeddings=10)
+    ids = tokens(1, 14)
+    mask = torch.tensor([[1] * 6 + [0] * 8])
+    cache = net(ids, attention_mask=mask, use_cache=True).past_key_values
+    assert cache.layers[0].state.length == 14
+    cache.save(tmp_path / "cache.safetensors")
+    cache = CosformerCache.load(tmp_path / "cache.safetensors", net.config)
+    cache.crop(-9)
+    more = net(ids[:, 5:6], past_key_values=cache).logits
+    close(more[0, -1], net(ids[:, :6]).logits[0, -1])

@@ -1,0 +1,141 @@
+"""What people who know transformers expect of a model: arguments, configurations, errors, other packages."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from cosformer.models import (
+    CosformerConfig,
+    CosformerForCausalLM,
+    CosformerForConditionalGeneration,
+    CosformerForMaskedLM,
+    CosformerForQuestionAnswering,
+    CosformerForSequenceClassification,
+    CosformerForTokenClassification,
+    CosformerModel,
+)
+from cosformer.models.note import NAME
+from tests.models.tiny import build, close, config, tokens
+
+HEADS = (
+    CosformerModel, CosformerForCausalLM, CosformerForMaskedLM, CosformerForSequenceClassification,
+    CosformerForTokenClassification, CosformerForQuestionAnswering, CosformerForConditionalGeneration,
+)  # fmt: skip
+EACH = pytest.mark.parametrize("head", HEADS, ids=lambda c: c.__name__)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    build(CosformerForCausalLM, torch.float32).save_pretrained(folder)
+    return folder
+
+
+def call(net, ids, **options):
+    if isinstance(net, CosformerForConditionalGeneration):
+        options["decoder_input_ids"] = ids
+    return net(ids, **options)
+
+
+def test_the_folder_may_be_named_by_its_keyword(saved):
+    for kind in (CosformerForCausalLM, CosformerConfig, AutoModelForCausalLM):
+        kind.from_pretrained(pretrained_model_name_or_path=saved)
+
+
+@EACH
+def test_the_configuration_asks_for_hidden_states(head):
+    net, ids = build(head, num_hidden_layers=2), tokens(1, 4)
+    wanted = call(net, ids, output_hidden_states=True)
+    net.config.output_hidden_states = True
+    names = [name for name in wanted if name.endswith("hidden_states")]
+    assert names
+    found = call(net, ids)
+    for name in names:
+        assert len(found[name]) == 3
+        close(found[name], wanted[name])
+    assert not any(name in call(net, ids, output_hidden_states=False) for name in names)
+
+
+@EACH
+def test_attention_weights_are_refused_wherever_they_are_asked_for(head):
+    net, ids = build(head, num_hidden_layers=1), tokens(1, 4)
+    for asked in ("call", "configuration"):
+        net.config.output_attentions = asked == "configuration"
+        with pytest.raises(ValueError, match="output_attentions is not to be had"):
+            call(net, ids, **({"output_attentions": True} if asked == "call" else {}))
+    call(net, ids, output_attentions=False)
+
+
+def test_continuous_batching_is_refused():
+    with pytest.raises(ValueError, match=r"generate_batch pages keys and values.*generate_many"):
+        build(CosformerForCausalLM).generate_batch([[3, 4, 5]])
+
+
+def test_a_bidirectional_folder_says_how_it_is_loaded_causal(tmp_path):
+    build(CosformerForMaskedLM, torch.float32).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="pass causal=None to from_pretrained"):
+        CosformerForCausalLM.from_pretrained(tmp_path)
+    assert CosformerForCausalLM.from_pretrained(tmp_path, causal=None).config.causal is True
+
+
+def test_an_unknown_field_is_answered_by_our_own():
+    with pytest.raises(ValueError, match="has no field 'zzz'; it has vocab_size, hidden_size") as caught:
+        CosformerConfig(zzz=1)
+    for name in ("base_model_tp_plan", "transformers_version", "chunk_size_feed_forward"):
+        assert name not in str(caught.value)
+
+
+def test_a_longer_text_takes_the_horizon_with_it(saved):
+    """Where the horizon was the greatest length; one that was chosen stays, and is checked."""
+    longer = CosformerForCausalLM.from_pretrained(saved, max_position_embeddings=128).config
+    assert (longer.max_position_embeddings, longer.horizon) == (128, 128)
+    shorter = CosformerConfig.from_pretrained(saved, max_position_embeddings=64)
+    assert (shorter.max_position_embeddings, shorter.horizon) == (64, 96), "the weights stay what they were"
+    chosen = config(horizon=100).to_dict()
+    assert CosformerConfig.from_dict(chosen, max_position_embeddings=99).horizon == 100
+    with pytest.raises(ValueError, match="longer than the horizon 100"):
+        CosformerConfig.from_dict(chosen, max_position_embeddings=101)
+    found, left = CosformerConfig.from_dict(chosen, dropout=0.5, other=1, return_unused_kwargs=True)
+    assert (found.dropout, left) == (0.5, {"other": 1})
+
+
+def test_classes_are_drawn_anew_where_that_is_asked_for(saved):
+    """Errors are of the type that transformers raises, and say which argument allows it."""
+    trained = AutoModelForSequenceClassification.from_pretrained(saved, num_labels=3, causal=None)
+    folder = saved / "classifier"
+    trained.save_pretrained(folder)
+    with pytest.raises(RuntimeError, match=r"score\.bias has shape \[3\].*ignore_mismatched_sizes=True"):
+        AutoModelForSequenceClassification.from_pretrained(folder, num_labels=5)
+    more = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=5, ignore_mismatched_sizes=True
+    )
+    assert more.score.weight.shape == (5, 32)
+
+
+def test_only_what_keeps_every_key_is_not_stateful():
+    """transformers asks the class before it builds anything, and the object afterwards."""
+    assert CosformerForCausalLM._is_stateful
+    assert build(CosformerForCausalLM)._is_stateful
+    assert not build(CosformerForCausalLM, attention="softmax")._is_stateful
+    assert build(CosformerForCausalLM, attention="softmax", conv_size=3)._is_stateful
+    assert build(CosformerForCausalLM, attention=["softmax", "cosformer"])._is_stateful
+    assert not build(CosformerForCausalLM, attention="synthesizer")._is_stateful, "it has no state at all"
+
+
+def test_a_configuration_names_no_code(saved):
+    """TRL and transformers look into auto_map; it is there, empty, and not saved."""
+    found = CosformerConfig.from_pretrained(saved)
+    assert not found.auto_map
+    assert "AutoModel" not in found.auto_map
+    assert "auto_map" not in (saved / "config.json").read_text()
+
+
+def test_a_saved_folder_says_what_to_import(tmp_path):
+    net = build(CosformerForCausalLM, torch.float32)
+    net.save_pretrained(tmp_path)
+    note = (tmp_path / NAME).read_text()
+    assert "CosformerForCausalLM" in note
+    assert "`import cosformer` first" in note
+    (tmp_path / NAME).write_text("my own")
+    net.save_pretrained(tmp_path)
+    assert (tmp_path / NAME).read_text() == "my own"

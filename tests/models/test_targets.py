@@ -1,0 +1,75 @@
+"""What the losses of language models are told: labels, targets that are moved already, what is ignored."""
+
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from cosformer.models import CosformerForCausalLM, CosformerForConditionalGeneration, CosformerForMaskedLM
+from tests.models.tiny import build, close, tokens
+
+LOSSES = pytest.mark.parametrize("loss", ["cross_entropy", "one_vs_each"])
+DOCUMENTS = {
+    "whole": {},
+    "padded": {"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 0, 1, 1, 1]])},
+    "packed": {"cu_seqlens": torch.tensor([0, 4, 4, 9])},
+    "restarting": {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])},
+}
+
+
+def moved(ids):
+    return pad(ids[:, 1:], (0, 1), value=-100)
+
+
+@LOSSES
+@pytest.mark.parametrize("documents", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_targets_that_are_moved_already(documents, loss):
+    net = build(CosformerForCausalLM, head_loss=loss).train()
+    ids = tokens(1, 9)
+    expected = net(ids, labels=ids, **documents).loss
+    close(net(ids, shift_labels=moved(ids), **documents).loss, expected)
+    others = tokens(1, 9)
+    close(net(ids, labels=others, shift_labels=moved(ids), **documents).loss, expected)
+
+
+@LOSSES
+def test_a_text_cut_in_two_has_the_loss_of_the_whole(loss):
+    """What stands behind the last column of a piece is known from shift_labels alone."""
+    net = build(CosformerForCausalLM, head_loss=loss).train()
+    ids = tokens(2, 12)
+    whole, items = net(ids, labels=ids).loss, 2 * 11
+    first = net(ids[:, :5], shift_labels=moved(ids)[:, :5], num_items_in_batch=items, use_cache=True)
+    second = net(
+        ids[:, 5:],
+        shift_labels=moved(ids)[:, 5:],
+        num_items_in_batch=items,
+        past_key_values=first.past_key_values,
+    )
+    close(first.loss + second.loss, whole, 1e-6)  # transformers takes the cross entropy in float32
+
+
+@LOSSES
+@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForMaskedLM])
+def test_another_number_that_is_ignored(head, loss):
+    net = build(head, head_loss=loss).train()
+    ids = tokens(2, 9)
+    ids[:, 4] = 7
+    hidden = ids.masked_fill(ids == 7, -100)
+    expected = net(ids, labels=hidden).loss
+    close(net(ids, labels=ids, ignore_index=7).loss, expected)
+    assert (net(ids, labels=ids).loss - expected).abs() > 1e-3
+
+
+def test_targets_of_an_encoder_decoder_are_its_labels():
+    net = build(CosformerForConditionalGeneration)
+    source, labels = tokens(2, 5), tokens(2, 6)
+    inputs = net.prepare_decoder_input_ids_from_labels(labels)
+    close(net(source, decoder_input_ids=inputs, shift_labels=labels).loss, net(source, labels=labels).loss)
+    labels[:, 3] = 7
+    expected = net(source, decoder_input_ids=inputs, labels=labels.masked_fill(labels == 7, -100))
+    close(net(source, decoder_input_ids=inputs, labels=labels, ignore_index=7).loss, expected.loss)
+
+
+def test_a_masked_language_model_moves_nothing():
+    ids = tokens(1, 4)
+    with pytest.raises(ValueError, match="shift_labels must be left out"):
+        build(CosformerForMaskedLM)(ids, shift_labels=ids)
