@@ -1,6 +1,6 @@
-"""What a run is made of beside the weights (optimiser, schedule, random numbers), as safetensors and JSON.
+"""What a run is made of beside the weights (optimiser, random numbers), as safetensors and JSON.
 
-torch.save and the Trainer's own checkpoints pickle these; here nothing is ever unpickled.
+torch.save pickles these; here nothing is ever unpickled.
 """
 
 import json
@@ -29,8 +29,8 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118 (not a dict)
 
 
-def save_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
-    """The optimiser's tensors as `<parameter>.<name>`; what its groups and the schedule have come to."""
+def save_optimizer(path: Path, optimizer: Any) -> None:
+    """The optimiser's tensors as `<parameter>.<name>`. Its learning rate follows from the step."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
@@ -38,15 +38,11 @@ def save_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
         for name, value in entries.items():
             where = tensors if isinstance(value, Tensor) else numbers
             where[f"{index}.{name}"] = value
-    groups = [
-        {"lr": float(group["lr"]), "initial_lr": float(group["initial_lr"]), "params": len(group["params"])}
-        for group in state["param_groups"]
-    ]
-    steps = {k: v for k, v in schedule.state_dict().items() if k != "lr_lambdas"}
-    save(path, tensors, {"numbers": numbers, "groups": groups, "schedule": steps})
+    sizes = [{"params": len(group["params"])} for group in state["param_groups"]]
+    save(path, tensors, {"numbers": numbers, "groups": sizes})
 
 
-def load_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
+def load_optimizer(path: Path, optimizer: Any) -> None:
     tensors, values = load(path)
     state = optimizer.state_dict()  # its groups and options are the run's; only what has changed is loaded
     sizes = [len(group["params"]) for group in state["param_groups"]]
@@ -58,10 +54,7 @@ def load_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
     for key, value in {**tensors, **values["numbers"]}.items():
         index, name = key.split(".", 1)
         entries.setdefault(int(index), {})[name] = value
-    for group, saved in zip(state["param_groups"], values["groups"], strict=True):
-        group.update(lr=saved["lr"], initial_lr=saved["initial_lr"])
     optimizer.load_state_dict({"state": entries, "param_groups": state["param_groups"]})
-    schedule.load_state_dict({**values["schedule"], "lr_lambdas": [None] * len(sizes)})
 
 
 def save_random(path: Path, device: torch.device) -> None:
