@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosformer.training import Diverged, best, checkpoint, files, train
+from cosformer.training import Diverged, best, checkpoint, files, states, train
 from cosformer.training.loop import Loop
 from cosformer.training.objective import Objective
 from tests.training.crash import DEATHS
@@ -133,6 +133,22 @@ def test_the_checkpoint_before_a_damaged_one_is_resumed(stopped, run_folder, tmp
     train(toy(workers=0), run_folder, progress=False, results=tmp_path / "results.jsonl")
     events = files.lines(run_folder / "log.jsonl")
     assert [e["step"] for e in events if e.get("event") == "resumed"] == [6]
+    same(run_folder, stopped / "whole")
+
+
+def test_a_checkpoint_of_the_trainer_before_is_resumed(stopped, run_folder, tmp_path):
+    """It noted learning rates and a schedule, which follow from the step, and had a file more."""
+
+    def as_before(folder):
+        tensors, values = states.load(folder / "optimizer.safetensors")
+        groups = [{**group, "lr": 5e-4, "initial_lr": 3e-3} for group in values["groups"]]
+        schedule = {"last_epoch": 8, "_step_count": 9, "_last_lr": [5e-4, 5e-4]}
+        values |= {"groups": groups, "schedule": schedule}
+        states.save(folder / "optimizer.safetensors", tensors, values)
+        files.write_json(folder / "trainer_state.json", {"global_step": 8, "train_batch_size": 4})
+
+    checkpoint.amend(run_folder / "checkpoint-8", as_before)
+    train(toy(workers=0), run_folder, progress=False, results=tmp_path / "results.jsonl")
     same(run_folder, stopped / "whole")
 
 

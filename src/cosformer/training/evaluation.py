@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -34,9 +35,12 @@ def score(
     first = min(mesh.data_rank * stretch, len(source))
     own = range(first, min(first + stretch, len(source)))
     batches = source.evaluation(own, batch)
+    # Where processes share the weights, all have to call the model equally often.
+    lacking = -(-stretch // batch) - -(-len(own) // batch)
+    batches = chain(batches, source.evaluation(range(lacking), 1))
     if watch is not None:
         batches = _watched(batches, batch / max(len(own), 1), watch)
-    rows = statistics(model, task, batches, precision=precision, device=mesh.device)
+    rows = statistics(model, task, batches, precision=precision, device=mesh.device)[: len(own)]
     if mesh.data_size > 1:
         rows = _gathered(rows, stretch, mesh)[: len(source)]
     if len(rows) != len(source):

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import logging as hf_logging
 
 from cosformer import drawn
 from cosformer.models.loading import load_weights
@@ -110,7 +109,7 @@ class Loop:
     def clip(self) -> Tensor:
         """Limits the gradient; its norm before."""
         most = float("inf") if self.run.clip is None else self.run.clip
-        return torch.nn.utils.clip_grad_norm_(self.net.parameters(), most)
+        return states.whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), most))
 
     def update(self, step: int) -> float:
         """Changes the weights; the learning rate it did so with."""
@@ -123,14 +122,15 @@ class Loop:
         self.optimizer.step()
         self.optimizer.zero_grad()
         with torch.random.fork_rng([]):  # the same numbers in every process, whatever else was drawn
-            torch.manual_seed(run.seed * 1_000_003 + step)
+            torch.default_generator.manual_seed(run.seed * 1_000_003 + step)
             drawn.redraw(self.net, step)
         return rate
 
     def _asked_to_stop(self) -> bool:
         """Whether any process was: all have to leave the loop after the same step."""
-        asked = torch.tensor(float(self.interrupt.asked), device=self.mesh.device)
-        return self.interrupt.asked if self.mesh.size == 1 else bool(self.mesh.sum(asked))
+        if self.mesh.size == 1:
+            return self.interrupt.asked  # without making the device wait
+        return bool(self.mesh.sum(torch.tensor(float(self.interrupt.asked), device=self.mesh.device)))
 
     def report(self, *, show: bool) -> None:
         """Looks at the steps since the last time, and writes them down."""
@@ -201,15 +201,11 @@ class Loop:
                 checkpoint.begin(path)
             self.mesh.wait()
             states.save_random(path / _random(self.mesh.rank), self.mesh.device)
+            states.save_weights(path, self.net, writes=main)
+            states.save_optimizer(path / _OPTIMIZER, self.optimizer, writes=main)
             if main:
-                shown = hf_logging.is_progress_bar_enabled()
-                hf_logging.disable_progress_bar()  # one for each file, in the middle of ours
-                self.net.save_pretrained(path, max_shard_size="1TB")
-                if shown:
-                    hf_logging.enable_progress_bar()
                 if (tokenizer := self.task.tokenizer) is not None:
                     tokenizer.save_pretrained(path)
-                states.save_optimizer(path / _OPTIMIZER, self.optimizer)
                 self.status.write(path)
                 files.write_json(path / "run.json", self.run.to_dict())
             self.mesh.wait()

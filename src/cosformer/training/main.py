@@ -1,6 +1,7 @@
 """Turning a run into a record: the one way anything here is trained, resumed and evaluated."""
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
 
-from cosformer import machine, tasks
+from cosformer import machine, record_file, tasks
 from cosformer.lock import locked
 from cosformer.models.loading import load_weights
+from cosformer.peers import Peers
 from cosformer.tasks import Task
-from cosformer.training import checkpoint, evaluation, files, model, record, record_file
+from cosformer.training import checkpoint, evaluation, files, model, record
 from cosformer.training import folder as folders
 from cosformer.training.clock import peak_memory
 from cosformer.training.interrupt import Interrupt
@@ -65,13 +67,16 @@ def train(
         return finished
     # Nothing is changed before the folder is held.
     with locked(path, "trains") if first else nullcontext():
-        return _train(run, path, commit, resume=resume, progress=progress, results=results)
+        mesh = Mesh(device_of(run))
+        with Peers(mesh.rank, mesh.size, mesh.sum, mesh.device):
+            return _train(run, path, mesh, commit, resume=resume, progress=progress, results=results)
 
 
 def _train(
-    run: Run, path: Path, commit: dict[str, Any], *, resume: bool, progress: bool | Progress, results: Path
-) -> dict[str, Any]:
-    mesh = Mesh(device_of(run))
+    run: Run, path: Path, mesh: Mesh, commit: dict[str, Any], *, resume: bool, progress: bool | Progress,
+    results: Path,
+) -> dict[str, Any]:  # fmt: skip
+    mesh.refuse_others(json.dumps(run.to_dict(), sort_keys=True))
     if mesh.is_main:
         folders.prepare(run, path, resume)
     mesh.wait()

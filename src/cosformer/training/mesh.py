@@ -1,6 +1,8 @@
 """The processes of a run: which of them this is, which samples it computes, and how their figures come
 together. The rest of training asks here, and nobody else, how a run is spread."""
 
+import hashlib
+
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
@@ -32,6 +34,18 @@ class Mesh:
             )
         self.sequence = sequence
         self.data_rank, self.data_size = self.rank // sequence, self.size // sequence
+
+    def refuse_others(self, run: str) -> None:
+        """Raises unless every process was started with the same run."""
+        if self.size == 1:
+            return
+        own = int.from_bytes(hashlib.sha256(run.encode()).digest()[:7], "big")
+        every = self.accelerator.gather(torch.tensor([own], device=self.device)).tolist()
+        others = [rank for rank, number in enumerate(every) if number != every[0]]
+        if others:
+            raise ValueError(
+                f"rank {others[0]} of {self.size} was started with another run than rank 0: start all alike."
+            )
 
     @property
     def is_main(self) -> bool:
