@@ -69,7 +69,8 @@ def _prepared(job: Job) -> Job:
 def _trained(job: Job) -> Job:
     import torch
 
-    from cosformer.training import Interrupted, Run, curve, files, train
+    from benchmarks import curve
+    from cosformer.training import Interrupted, Run, files, train
 
     folder = Path(job["folder"])
     try:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import ablation, enwik8_plan, evidence_plan, time_slice, worker
+from benchmarks import ablation, curve, enwik8_plan, evidence_plan, time_slice, worker
 from benchmarks.plan import Entry, NotYet, build, by_name, files_of, is_done, missing, with_seed
 from benchmarks.scheduler import Scheduler
 from cosformer import tasks
-from cosformer.training import curve
 from cosformer.training.model import HEADS, configuration
 from cosformer.training.run import digest
 from tests.benchmarks import stubborn, tiny_plan

@@ -47,7 +47,7 @@ def test_a_comparison_leaves_records_and_a_page(compared):
 
 
 def test_a_finished_run_is_not_trained_again(compared, capsys, monkeypatch):
-    monkeypatch.setattr("cosformer.training.main.RunTrainer", None)
+    monkeypatch.setattr("cosformer.training.main.Loop", None)
     arguments = ["train", *SHORT, "--folder", str(compared / "relu"), "--attention", "relu"]
     assert main([*arguments, "--results", str(compared / "r.jsonl")]) == 0
     said = capsys.readouterr().out

@@ -189,9 +189,8 @@ def test_autocast(mechanism):
 
 
 def test_the_trainer_trains_on_packed_documents(tmp_path):
-    """The usual Trainer, our collator, a few steps: the loss falls, and all columns arrive."""
-    torch.manual_seed(0)
-    net = CosformerForCausalLM(config(initializer_range=0.05))
+    """The usual Trainer, our collator, a few steps: the loss falls, and all columns arrive. Resumed from its
+    own checkpoint, another model ends with the same weights to the bit."""
     data = [{"input_ids": [*range(start, start + n)]} for n, start in [(5, 2), (9, 9), (12, 20), (7, 30)] * 8]
     arguments = TrainingArguments(
         output_dir=str(tmp_path),
@@ -200,11 +199,20 @@ def test_the_trainer_trains_on_packed_documents(tmp_path):
         learning_rate=5e-3,
         logging_steps=1,
         report_to=[],
-        save_strategy="no",
+        save_steps=20,
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Trainer(net, arguments, data_collator=PackingCollator(), train_dataset=data)
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[-1] < 0.5 * losses[0]
+    ends = []
+    for seed, start in ((0, None), (1, str(tmp_path / "checkpoint-20"))):
+        torch.manual_seed(seed)
+        net = CosformerForCausalLM(config(initializer_range=0.05, dropout=0.1))
+        trainer = Trainer(net, arguments, data_collator=PackingCollator(), train_dataset=data)
+        trainer.train(resume_from_checkpoint=start)
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == 30
+        assert losses[-1] < 0.5 * losses[0]
+        ends.append((losses, net.state_dict()))
+    (whole, expected), (resumed, found) = ends
+    assert resumed == whole
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())

@@ -8,8 +8,8 @@ from tests.training.toy import Toy
 
 @pytest.fixture(scope="session", autouse=True)
 def _frozen():
-    """The Trainer collects garbage at every start, and these tests start it many times: what was imported
-    need not be searched each time."""
+    """Models are freed by the collector, and these tests make many: what was imported need not be searched
+    each time."""
     gc.collect()
     gc.freeze()
     yield

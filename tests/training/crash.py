@@ -24,7 +24,7 @@ import torch
 
 from cosformer.tasks import register
 from cosformer.training import Interrupted, checkpoint, files, train
-from cosformer.training.trainer import RunTrainer
+from cosformer.training.loop import Loop
 from tests.training.toy import Toy, toy
 
 DEATHS = {
@@ -42,17 +42,23 @@ def die():
 
 def arm(death):
     """Arranges for this stretch to die."""
-    base = RunTrainer._maybe_log_save_evaluate
+    update, backward, test = Loop.update, Loop.backward, Loop.test
 
-    def after_step(self, *args, **kwargs):
-        if self.state.global_step == death.get("interrupt"):
+    def updated(self, step):
+        if step == death.get("interrupt"):
             del death["interrupt"]
             os.kill(os.getpid(), signal.SIGINT)
-        base(self, *args, **kwargs)
-        if self.state.global_step == death.get("step"):
-            die()
+        return update(self, step)
 
-    RunTrainer._maybe_log_save_evaluate = after_step
+    def begun(after):
+        def dies(self, *args):
+            if self.status.step == death.get("step"):
+                die()
+            return after(self, *args)
+
+        return dies
+
+    Loop.update, Loop.backward, Loop.test = updated, begun(backward), begun(test)
     flush, rename, count = files.flush, Path.rename, {"flush": 0, "manifest": 0}
 
     def counted(path):
@@ -78,16 +84,15 @@ def arm(death):
 
 def note_samples(folder):
     """Every update's samples go to samples.jsonl."""
-    base = RunTrainer.get_batch_samples
+    base = Loop.backward
 
-    def noted(self, *args):
-        parts, items = base(self, *args)
+    def noted(self, parts):
         digest = hashlib.sha256(b"".join(p["input_ids"].numpy().tobytes() for p in parts)).hexdigest()
         with (folder / "samples.jsonl").open("a") as file:
-            file.write(json.dumps([self.state.global_step, digest]) + "\n")
-        return parts, items
+            file.write(json.dumps([self.status.step, digest]) + "\n")
+        return base(self, parts)
 
-    RunTrainer.get_batch_samples = noted
+    Loop.backward = noted
 
 
 def stretch(folder, death):
@@ -118,7 +123,7 @@ def main():
     register("toy")(Toy)
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
-    gc.freeze()  # the Trainer collects garbage at every start
+    gc.freeze()  # what was imported need not be searched in each fork
     base, ends = Path(sys.argv[1]), {}
     ends["never"] = [stretch(base / "never", {})]
     for name, deaths in DEATHS.items():

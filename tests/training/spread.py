@@ -1,30 +1,135 @@
-"""Trains tiny runs in one of several processes; started by `torchrun`.
+"""Trains tiny runs in several processes in as many ways, and leaves what came of them.
 
-torchrun --nproc-per-node 2 -m tests.training.spread FOLDER
+    python -m tests.training.spread FOLDER
+
+One process imports everything once; every process of a run is a fork of it, with the environment that
+`torchrun` would give it. Under a launcher itself, it is one process of a run whose rank 1 is killed.
 """
 
+import contextlib
+import gc
+import json
+import os
+import shutil
+import socket
 import sys
+import time
+import traceback
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from cosformer import peers
 from cosformer.tasks import register
 from cosformer.training import train
+from cosformer.training.loop import Loop
+from tests.training.crash import die
 from tests.training.toy import Toy, recall, toy
 
+STILL = {"model": {"dropout": 0.0}, "steps": 6, "workers": 0}
 RUNS = {
-    "classification": toy(model={"dropout": 0.0}, steps=6),
-    "language": recall(model={"dropout": 0.0}, steps=6),
-}
+    "classification": toy(**STILL),
+    "language": recall(**STILL, save_every=2),
+    # Two layers, of which each is a group of its own, and weights that are tied. Of the validation split,
+    # one process has two batches, and the other one.
+    "sharded": recall(
+        **STILL | {"model": {"dropout": 0.0, "num_hidden_layers": 2, "tie_word_embeddings": True}},
+        save_every=2, shard=True, gradient_checkpointing=True, eval_batch=5,
+    ),
+    "sharded bf16": toy(**STILL, shard=True, precision="bf16"),
+}  # fmt: skip
+
+
+def group(size, folder, run, **happens):
+    """A run in so many processes; how each ended, and what it said. `happens`: a function of its Loop for
+    each rank that something happens to, called before every update."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    children, began = [], time.monotonic()
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with (folder / f"said-{rank}.txt").open("w") as said, contextlib.redirect_stderr(said):
+                os.environ.update(
+                    RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size),
+                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
+                )  # fmt: skip
+                try:
+                    prepare(folder, rank, happens.get(f"rank_{rank}"))
+                    own = run(rank) if callable(run) else run
+                    train(own, folder, progress=False, results=folder / "results.jsonl")
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+            os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    said = [(folder / f"said-{rank}.txt").read_text() for rank in range(size)]
+    return {"codes": codes, "said": said, "seconds": time.monotonic() - began}
+
+
+def prepare(folder, rank, happens):
+    """Notes how many weights this process holds; lets happen what is to."""
+    backward = Loop.backward
+
+    def watched(self, parts):
+        held = [p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in self.net.parameters()]
+        noted = [sum(held), self.net.num_parameters(), self.net.is_gradient_checkpointing]
+        (folder / f"held-{rank}.json").write_text(json.dumps(noted))
+        if happens is not None:
+            happens(self)
+        return backward(self, parts)
+
+    Loop.backward = watched
+
+
+def killed(loop):
+    if loop.status.step == 5:
+        die()
+
+
+def fails(loop):
+    if loop.status.step == 5:
+        raise OSError("the disk is on fire")
+
+
+def waits(loop):
+    """As in a collective that nothing ends, until its time is over."""
+    peers.GRACE = 0.5
+    if loop.status.step == 5:
+        time.sleep(60)
 
 
 def main():
     register("toy")(Toy)
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
+    gc.freeze()
+    base, ends = Path(sys.argv[1]), {}
+    if "RANK" in os.environ:
+        base.mkdir(exist_ok=True)
+        rank = int(os.environ["RANK"])
+        prepare(base, rank, killed if rank else None)
+        train(RUNS["language"], base, progress=False, results=base / "results.jsonl")
+        return
     for name, run in RUNS.items():
-        folder = Path(sys.argv[1]) / name
-        train(run, folder, progress=False, results=folder / "results.jsonl")
+        ends[name] = group(2, base / name, run)
+    for name in ("language", "sharded"):
+        dead = base / f"{name}, killed"
+        ends[dead.name] = group(2, dead, RUNS[name], rank_1=killed)
+        for size in (1, 2, 4):
+            resumed = Path(shutil.copytree(dead, base / f"{name}, resumed on {size}"))
+            ends[resumed.name] = group(size, resumed, RUNS[name])
+    language = RUNS["language"]
+    ends["fails"] = group(3, base / "fails", language.replace(accumulation=1, batch=6), rank_1=fails)
+    ends["waits"] = group(2, base / "waits", language, rank_0=waits, rank_1=killed)
+    ends["three"] = group(3, base / "three", language)
+    ends["another"] = group(2, base / "another", lambda rank: language.replace(log_every=5 + rank))
+    (base / "ends.json").write_text(json.dumps(ends))
 
 
 if __name__ == "__main__":

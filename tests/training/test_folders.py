@@ -8,7 +8,7 @@ import pytest
 
 from cosformer.training import Interrupted, checkpoint, files, train
 from cosformer.training.log import Log
-from cosformer.training.trainer import RunTrainer
+from cosformer.training.loop import Loop
 from tests.training.test_crash import log_of, same
 from tests.training.toy import toy
 
@@ -27,7 +27,7 @@ def whole(tmp_path_factory):
 
 def test_what_failed_before_its_first_checkpoint_is_taken_over(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(RunTrainer, "training_step", lambda *args: 1 / 0)
+        patch.setattr(Loop, "backward", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trained(tmp_path, toy(workers=0, seed=5))
     before = files.read_json(tmp_path / "run.json")
@@ -69,13 +69,13 @@ def test_a_damaged_record_is_named_and_can_be_made_again(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"record.json is damaged: .* Remove it: .* not trained"):
         trained(tmp_path, toy(workers=0, steps=2))
     (tmp_path / "record.json").unlink()
-    monkeypatch.setattr(RunTrainer, "train", lambda *args, **kwargs: pytest.fail("trained again"))
+    monkeypatch.setattr(Loop, "backward", lambda *args: pytest.fail("trained again"))
     assert trained(tmp_path, toy(workers=0, steps=2))["metric"] == made["metric"]
 
 
 def test_without_a_whole_checkpoint_it_says_that_it_starts_again(whole, tmp_path, caplog, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(RunTrainer, "load_best", lambda self: 1 / 0)
+        patch.setattr(Loop, "test", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trained(tmp_path, toy(workers=0))
     damaged = [checkpoint.name(step) for step in checkpoint.steps(tmp_path)]

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from cosformer import record_file
 from cosformer.cli import main
-from cosformer.training import files, record_file, train
+from cosformer.training import files, train
 from tests.training.toy import toy
 
 OWN = {"format": "cosformer run 1", "id": "new", "task": "t"}

@@ -1,47 +1,157 @@
-"""Two processes do what one does."""
+"""Several processes do what one does, share what they are told to, and end together."""
 
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
 import torch
+from safetensors.torch import load_file
 
-from cosformer.training import checkpoint, files, train
+from cosformer.models import CosformerForCausalLM
+from cosformer.training import best, checkpoint, files, train
+from cosformer.training.mesh import Mesh
 from tests.training.spread import RUNS
 
 ROOT = Path(__file__).resolve().parents[2]
+AGAIN = r"start the run again to go on from its newest checkpoint\."
 
 
-def test_two_processes_train_as_one(tmp_path):
-    """Losses, gradients, scores and weights: the batch is divided, and nothing is counted twice or lost. The
-    splits have odd sizes."""
+def start(*words):
+    """Python in a process of its own; what it said."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    environment |= {"OMP_NUM_THREADS": "1"}
-    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launched, "-m", "tests.training.spread", str(tmp_path / "two")],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
+    return subprocess.run(
+        [sys.executable, "-m", *map(str, words)],
+        cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory):
+    """A folder with all of them, and how they ended."""
+    folder = tmp_path_factory.mktemp("spread")
+    done = start("tests.training.spread", folder)
     assert done.returncode == 0, done.stderr
+    return folder, json.loads((folder / "ends.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same runs, each in one process."""
+    folder = tmp_path_factory.mktemp("alone")
     for name, run in RUNS.items():
-        one, two = tmp_path / "one" / name, tmp_path / "two" / name
-        train(run, one, progress=False, results=one / "results.jsonl")
-        for a, b in zip(_figures(one), _figures(two), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-        records = [files.lines(folder / "results.jsonl") for folder in (one, two)]
-        assert [len(r) for r in records] == [1, 1], "one process writes the record"
-        assert records[0][0]["metric"] == records[1][0]["metric"]
-        assert [r[0]["processes"] for r in records] == [1, 2]
-        assert records[0][0]["tokens"] == records[1][0]["tokens"]
-        assert (two / checkpoint.name(6) / "random-1.safetensors").is_file()
+        train(run, folder / name, progress=False, results=folder / name / "results.jsonl")
+    return folder
 
 
-def _figures(folder):
+def figures(folder):
     lines = files.lines(folder / "log.jsonl")
     values = [[line["loss"], line["grad_norm"]] for line in lines if "loss" in line]
     assert len(values) == 6
-    from safetensors.torch import load_file
-
     weights = load_file(folder / checkpoint.name(6) / "model.safetensors")
     return [torch.tensor(values), *(weights[name] for name in sorted(weights))]
+
+
+def close(one, two, rtol=1e-5, atol=1e-6):
+    for a, b in zip(figures(one), figures(two), strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_as_one(spread, alone, name):
+    """Losses, gradients, scores and weights: the batch is divided, and nothing is counted twice or lost. The
+    splits have odd sizes."""
+    one, two = alone / name, spread[0] / name
+    assert spread[1][name]["codes"] == [0, 0], spread[1][name]["said"]
+    close(one, two, *((1e-2, 1e-3) if RUNS[name].precision == "bf16" else ()))
+    records = [files.lines(folder / "results.jsonl") for folder in (one, two)]
+    assert [len(r) for r in records] == [1, 1], "one process writes the record"
+    if RUNS[name].precision == "fp32":
+        assert records[0][0]["metric"] == records[1][0]["metric"]
+    assert [r[0]["processes"] for r in records] == [1, 2]
+    for figure in ("tokens", "parameters"):
+        assert records[0][0][figure] == records[1][0][figure]
+    assert (two / checkpoint.name(6) / "random-1.safetensors").is_file()
+    held = [files.read_json(two / f"held-{rank}.json") for rank in (0, 1)]
+    for own, of_all, recomputes in held:
+        assert own == of_all if not RUNS[name].shard else own < 0.6 * of_all
+        assert recomputes == RUNS[name].gradient_checkpointing
+
+
+def test_a_checkpoint_of_shards_is_a_saved_model(spread, alone):
+    folder = best(spread[0] / "sharded")
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        ["random-1.safetensors", *(p.name for p in best(alone / "sharded").iterdir())]
+    )
+    net = CosformerForCausalLM.from_pretrained(folder)
+    assert net.config.architectures == ["CosformerForCausalLM"]
+    assert net.lm_head.weight is net.model.embed_tokens.weight
+    expected = CosformerForCausalLM.from_pretrained(best(alone / "sharded")).state_dict()
+    for name, x in net.state_dict().items():
+        torch.testing.assert_close(x, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["language", "sharded"])
+def test_one_of_two_is_killed_and_the_run_goes_on_with_any_number(spread, name):
+    folder, ends = spread
+    end = ends[f"{name}, killed"]
+    assert end["codes"] == [1, -9]
+    assert end["seconds"] < 30
+    assert_says(end["said"][0], r"rank 1 of 2 failed: it ended without a word .* Rank 0 was stopped")
+    for size in (1, 2, 4):
+        resumed = f"{name}, resumed on {size}"
+        assert set(ends[resumed]["codes"]) == {0}, ends[resumed]["said"]
+        assert [e["step"] for e in files.lines(folder / resumed / "log.jsonl") if e.get("event") == "resumed"]
+        close(folder / name, folder / resumed)
+    again = folder / f"{name}, resumed on 2"
+    assert all(torch.equal(a, b) for a, b in zip(figures(folder / name), figures(again), strict=True))
+
+
+def assert_says(said, pattern):
+    last = said.strip().splitlines()[-1]
+    assert re.search(pattern, last), said
+
+
+def test_a_process_that_fails_ends_the_others_with_its_reason(spread):
+    end = spread[1]["fails"]
+    assert end["codes"] == [1, 1, 1]
+    assert_says(end["said"][1], "OSError: the disk is on fire")
+    for rank in (0, 2):
+        assert_says(
+            end["said"][rank],
+            rf"PeerFailed: rank 1 of 3 failed: OSError: the disk is on fire\. Rank {rank} was .* {AGAIN}",
+        )
+
+
+def test_a_process_that_cannot_be_told_is_ended(spread):
+    end = spread[1]["waits"]
+    assert end["codes"] == [1, -9]
+    assert end["seconds"] < 30
+    assert_says(end["said"][0], rf"^error: rank 1 of 2 failed: it ended without a word .* {AGAIN}")
+
+
+def test_groups_that_do_not_fit_are_refused(spread, monkeypatch):
+    for said in spread[1]["three"]["said"]:
+        assert_says(said, "batch must be a multiple of accumulation times processes, 2 × 3, but got 8")
+    for said in spread[1]["another"]["said"]:
+        assert_says(said, "rank 1 of 2 was started with another run than rank 0")
+    with pytest.raises(ValueError, match="1 processes cannot be divided into groups of 2"):
+        Mesh("cpu", sequence=2)
+
+
+def test_launched_by_accelerate_with_shards_one_is_killed(tmp_path):
+    """By the file that the documentation names; the launcher asks the others to stop, too."""
+    began, config = time.monotonic(), ROOT / "examples" / "fsdp2.yaml"
+    launched = ["accelerate.commands.launch", "--config_file", config, "--main_process_port", "0", "-m"]
+    done = start(*launched, "tests.training.spread", tmp_path / "run")
+    assert done.returncode == 1
+    assert time.monotonic() - began < 60, "imports included"
+    assert "PeerFailed: rank 1 of 2 failed: it ended without a word" in done.stderr
+    assert checkpoint.newest(tmp_path / "run").name == "checkpoint-4"
+    own, of_all, recomputes = files.read_json(tmp_path / "run" / "held-0.json")
+    assert own < 0.6 * of_all
+    assert recomputes

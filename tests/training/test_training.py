@@ -7,10 +7,11 @@ import torch
 
 from cosformer import machine, tasks
 from cosformer.models import CosformerForCausalLM, CosformerForSequenceClassification
-from cosformer.training import best, checkpoint, evaluate, files, main, model, train
+from cosformer.training import best, checkpoint, evaluate, files, main, model, parallel, train
 from cosformer.training.clock import Clock, peak_memory
+from cosformer.training.loop import Loop
+from cosformer.training.objective import Objective
 from cosformer.training.status import Status
-from cosformer.training.trainer import RunTrainer
 from tests.training.toy import recall, toy
 
 STILL = {"model": {"dropout": 0.0}, "workers": 0, "steps": 5}
@@ -45,21 +46,19 @@ def test_accumulation_changes_nothing(pair, tmp_path, parts):
 def test_the_first_loss_is_the_mean_over_the_batch(tmp_path):
     """Over the tokens asked for, which are unevenly many in the parts: by hand."""
     seen = []
-    base = RunTrainer.get_batch_samples
+    base = Loop.backward
 
-    def ragged(self, *args):
-        parts, _ = base(self, *args)
+    def ragged(self, parts):
         for part in parts:
             part["labels"][:-1] = -100
             part["labels"][-1, -3:] = part["input_ids"][-1, -3:]
         parts[0]["labels"][:] = parts[0]["input_ids"]
         seen.append([{k: x.clone() for k, x in part.items()} for part in parts])
-        self._replay = iter(parts)
-        return base(self, self._replay, len(parts), args[-1])
+        return base(self, parts)
 
     run = recall(**STILL | {"steps": 2})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunTrainer, "get_batch_samples", ragged)
+        patch.setattr(Loop, "backward", ragged)
         trained(tmp_path, run)
     net = model.build(run, tasks.build("mqar", **run.task_settings))
     total, count = 0.0, 0
@@ -84,14 +83,13 @@ def test_samples_that_change_do_so_in_every_epoch(tmp_path, workers):
     """Also where workers fetch them, and also in a batch that lies across two epochs."""
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        base = RunTrainer.get_batch_samples
+        base = Loop.backward
 
-        def noted(self, *args):
-            parts, items = base(self, *args)
+        def noted(self, parts):
             seen.extend(tuple(row[row != 2].tolist()) for part in parts for row in part["input_ids"])
-            return parts, items
+            return base(self, parts)
 
-        patch.setattr(RunTrainer, "get_batch_samples", noted)
+        patch.setattr(Loop, "backward", noted)
         run = toy(**STILL | {"workers": workers, "steps": 6}, task_settings={"rows": 12, "changing": True})
         trained(tmp_path, run)
     data = tasks.build("toy", **run.task_settings).dataset("train")
@@ -143,13 +141,13 @@ def test_early_stopping_and_one_test_at_the_best(tmp_path, monkeypatch, lower):
 
     def score(self, split):
         if split == "test":
-            weights = {k: x.clone() for k, x in self.model.state_dict().items()}
+            weights = {k: x.clone() for k, x in self.net.state_dict().items()}
             tested.append(weights)
             return {"accuracy": 0.4}
         value = curve[self.status.step]
         return {"accuracy": 1 - value if lower else value}
 
-    monkeypatch.setattr(RunTrainer, "score", score)
+    monkeypatch.setattr(Loop, "score", score)
     monkeypatch.setattr(type(_metric("toy")), "higher_is_better", not lower)
     record = trained(tmp_path, toy(workers=0, eval_every=2, save_every=100, patience=2, keep=1))
     assert record["steps"] == 8
@@ -173,33 +171,33 @@ def test_a_score_that_is_not_a_number_is_never_the_best():
 def test_mixed_precision(tmp_path, monkeypatch):
     """bfloat16 in the forward pass, float32 in the weights and in what is saved."""
     seen = set()
-    base = RunTrainer.compute_loss
+    base = Objective.loss
 
-    def looked(self, model, inputs, **kwargs):
+    def looked(self, model, *args):
         hook = model.model.layers[0].register_forward_hook(lambda m, i, o: seen.add(o[0].dtype))
         linear = model.model.layers[0].feed_forward.register_forward_hook(lambda m, i, o: seen.add(o.dtype))
-        loss = base(self, model, inputs, **kwargs)
+        loss = base(self, model, *args)
         hook.remove()
         linear.remove()
         return loss
 
-    monkeypatch.setattr(RunTrainer, "compute_loss", looked)
+    monkeypatch.setattr(Objective, "loss", looked)
     record = trained(tmp_path, recall(**STILL, precision="bf16"))
     assert torch.bfloat16 in seen
     net = CosformerForCausalLM.from_pretrained(best(tmp_path))
     assert {p.dtype for p in net.parameters()} == {torch.float32}
-    assert net.config.use_cache, "the Trainer turns it off; what is saved must generate with its state"
+    assert net.config.use_cache, "what is saved must generate with its state"
     assert record["settings"]["precision"] == "bf16"
 
 
 def test_compiled(tmp_path, monkeypatch):
-    kinds, base = [], RunTrainer.compute_loss
+    kinds, base = [], Objective.loss
 
-    def looked(self, model, *args, **kwargs):
+    def looked(self, model, *args):
         kinds.append(isinstance(model, torch._dynamo.OptimizedModule))
-        return base(self, model, *args, **kwargs)
+        return base(self, model, *args)
 
-    monkeypatch.setattr(RunTrainer, "compute_loss", looked)
+    monkeypatch.setattr(Objective, "loss", looked)
     for folder, compiled in (("plain", False), ("compiled", True)):
         trained(tmp_path / folder, recall(**STILL, compile=compiled, compile_backend="aot_eager"))
     torch.testing.assert_close(
@@ -224,20 +222,14 @@ def test_clipping_limits_the_step_and_reports_the_norm_before(pair, tmp_path):
     assert losses(plain)[0][1] > 1, "and it was above the limit"
 
 
-def test_only_matrices_decay(tmp_path):
-    groups = {}
-    with pytest.MonkeyPatch.context() as patch:
-        base = RunTrainer.create_optimizer
-
-        def looked(self, model=None):
-            made = base(self, model)
-            names = {id(p): n for n, p in self.model.named_parameters()}
-            for group in made.param_groups:
-                groups[group["weight_decay"]] = {names[id(p)] for p in group["params"]}
-            return made
-
-        patch.setattr(RunTrainer, "create_optimizer", looked)
-        trained(tmp_path, toy(**STILL | {"steps": 1}))
+def test_only_matrices_decay():
+    run = toy(**STILL | {"steps": 1})
+    net = model.build(run, tasks.build("toy"))
+    names = {id(p): n for n, p in net.named_parameters()}
+    groups = {
+        group["weight_decay"]: {names[id(p)] for p in group["params"]}
+        for group in parallel.adamw(net, run, torch.device("cpu")).param_groups
+    }
     assert all("bias" in n or "norm" in n for n in groups[0.0])
     assert not any("bias" in n or "norm" in n for n in groups[0.1])
     assert {"model.embed_tokens.weight", "score.weight"} <= groups[0.1]
@@ -292,14 +284,14 @@ def test_random_features_are_drawn_anew_and_resumed(tmp_path, monkeypatch):
     )
     trained(tmp_path / "whole", run)
     with monkeypatch.context() as patch:
-        step = RunTrainer.training_step
+        backward = Loop.backward
 
-        def fails(self, *args):
-            if self.state.global_step == 9:
+        def fails(self, parts):
+            if self.status.step == 9:
                 raise OSError("stop")
-            return step(self, *args)
+            return backward(self, parts)
 
-        patch.setattr(RunTrainer, "training_step", fails)
+        patch.setattr(Loop, "backward", fails)
         with pytest.raises(OSError, match="stop"):
             trained(tmp_path / "run", run)
     trained(tmp_path / "run", run)

@@ -123,6 +123,7 @@ def _compilers() -> list[str]:
 
 def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]) -> dict[str, Any]:
     """Trains one run, or goes on with it; `again` is the command that does so."""
+    from cosformer.peers import PeerFailed
     from cosformer.training import Diverged, Interrupted, checkpoint
     from cosformer.training import train as train_
     from cosformer.training.main import device_of
@@ -142,7 +143,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
         raise Stopped(
             f"stopped at once; checkpoints in {folder} are whole. Go on with: {shlex.join(again)}"
         ) from None
-    except Diverged as error:
+    except (Diverged, PeerFailed) as error:
         raise Failed(str(error)) from None
     except (ValueError, FileExistsError, FileNotFoundError) as error:
         raise Mistake(

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from cosformer.cli import runs
@@ -42,13 +43,15 @@ def run(args: argparse.Namespace) -> int:
     again += ["--results", str(args.results)] if args.results else []
     finished = runs.finished(folder, args)
     record = runs.train(chosen, folder, args, again)
+    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+        return 0
     if finished:
         print(f"Nothing was trained: {folder} holds this run, finished; --fresh trains it again.")
     print(f"{record['task']}, {record['mechanism']}: {runs.score_words(record)}")
     speed = f"{record['tokens_per_s']:,.0f} tokens/s" if record["tokens_per_s"] else "too short to be timed"
     took, memory = seconds(record["wall_time_s"]), size(record["peak_memory_bytes"])
     print(f"{record['steps']:,} steps in {took}, {speed}, {memory} at most")
-    from cosformer.training import record_file
+    from cosformer import record_file
 
     recorded = runs.results(record["task"], args)
     # A finished run may lie where nothing can be written.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cosformer import memory
 from cosformer.models import guard
@@ -63,7 +64,15 @@ def load_weights(model: nn.Module, path: Path) -> None:
         own = model.state_dict()
         with torch.no_grad():
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                own[name].copy_(finite(name, file.get_tensor(name), path))
+                own[name].copy_(placed(finite(name, file.get_tensor(name), path), own[name]))
+
+
+def placed(x: Tensor, own: Tensor) -> Tensor:
+    """A whole tensor as one that may be shared by processes is: the part of this one."""
+    if not isinstance(own, DTensor):
+        return x
+    # Every process has read the same: nobody sends anything.
+    return distribute_tensor(x.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
 
 
 def compare(model: nn.Module, stored: Stored, where: object, body: str = "") -> list[str]:

@@ -2,8 +2,8 @@
 
 from cosformer.training import recipes
 from cosformer.training.main import Interrupted, evaluate, train
+from cosformer.training.pending import Diverged
 from cosformer.training.run import Run
 from cosformer.training.status import best
-from cosformer.training.steps import Diverged
 
 __all__ = ["Diverged", "Interrupted", "Run", "best", "evaluate", "recipes", "train"]

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosformer.tasks import Task
+from cosformer.training.mesh import Mesh
 
 
 class Stopped(Exception):
@@ -20,8 +22,8 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 
 def score(
-    model: Any, task: Task, source: Any, *, batch: int, precision: str, device: torch.device,
-    accelerator: Any = None, watch: Callable[[float], None] | None = None,
+    model: Any, task: Task, source: Any, *, batch: int, precision: str, mesh: Mesh,
+    watch: Callable[[float], None] | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The metric over all samples of a source.
 
@@ -29,17 +31,18 @@ def score(
     split, so the score is that of one process. `watch` is called before each batch with the share of the own
     samples that is done.
     """
-    processes, process = (
-        (1, 0) if accelerator is None else (accelerator.num_processes, accelerator.process_index)
-    )
-    stretch = -(-len(source) // processes)
-    own = range(min(process * stretch, len(source)), min((process + 1) * stretch, len(source)))
+    stretch = -(-len(source) // mesh.data_size)
+    first = min(mesh.data_rank * stretch, len(source))
+    own = range(first, min(first + stretch, len(source)))
     batches = source.evaluation(own, batch)
+    # Where processes share the weights, all have to call the model equally often.
+    lacking = -(-stretch // batch) - -(-len(own) // batch)
+    batches = chain(batches, source.evaluation(range(lacking), 1))
     if watch is not None:
         batches = _watched(batches, batch / max(len(own), 1), watch)
-    rows = statistics(model, task, batches, precision=precision, device=device)
-    if processes > 1:
-        rows = _gathered(rows, stretch, accelerator)[: len(source)]
+    rows = statistics(model, task, batches, precision=precision, device=mesh.device)[: len(own)]
+    if mesh.data_size > 1:
+        rows = _gathered(rows, stretch, mesh)[: len(source)]
     if len(rows) != len(source):
         raise RuntimeError(f"{len(rows)} of {len(source)} samples were scored: the task's metric lost some.")
     return task.metric.score(rows.cpu())
@@ -66,13 +69,12 @@ def _watched(batches: Iterable[Any], share: float, watch: Callable[[float], None
         yield batch
 
 
-def _gathered(rows: Tensor, stretch: int, accelerator: Any) -> Tensor:
-    """Rows of all processes [processes · stretch, k]; only the last ones may be filled up with zeros."""
-    width = torch.tensor([rows.shape[1]], device=accelerator.device)
-    wide = int(accelerator.gather(width).max())
-    full = torch.zeros(stretch, wide, dtype=torch.float64, device=accelerator.device)
+def _gathered(rows: Tensor, stretch: int, mesh: Mesh) -> Tensor:
+    """Rows of all processes [data_size · stretch, k]; only the last ones may be filled up with zeros."""
+    wide = int(mesh.gather(torch.tensor(rows.shape[1], device=mesh.device)).max())
+    full = torch.zeros(stretch, wide, dtype=torch.float64, device=mesh.device)
     full[: len(rows), : rows.shape[1]] = rows
-    return accelerator.gather(full)
+    return mesh.gather(full).flatten(0, 1)
 
 
 @contextmanager

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cosformer import reading
-from cosformer.training import record_file
+from cosformer import reading, record_file
 
 
 def flush(path: Path) -> None:

@@ -13,14 +13,15 @@ class Log:
     """`log.jsonl` of a run's folder.
 
     Lines about a step hold what follows from the run alone, and a resumed run writes the very same ones; what
-    depends on the clock stands in lines of their own (`event` "speed", "resumed").
+    depends on the clock stands in lines of their own (`event` "speed", "resumed"). Of several processes one
+    writes.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = True):
-        self.path = folder / "log.jsonl"
+    def __init__(self, folder: Path, *, tensorboard: bool = True, writes: bool = True):
+        self.path, self.writes = folder / "log.jsonl", writes
         self._file: Any = None
         self._board: Any = None
-        if tensorboard and importlib.util.find_spec("tensorboard") is not None:
+        if tensorboard and writes and importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=self.last() + 1)
@@ -40,6 +41,8 @@ class Log:
     def rewind(self, step: int, *, unscored: bool = False) -> None:
         """Forgets what was written after a step, and what a crash left of a line; with `unscored` the scores
         of the step itself, too."""
+        if not self.writes:
+            return
         kept = [
             line
             for line in self._lines()
@@ -50,6 +53,8 @@ class Log:
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, step: int, **values: Any) -> None:
+        if not self.writes:
+            return
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a", encoding="utf-8")

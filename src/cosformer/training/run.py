@@ -59,6 +59,8 @@ class Run:
         precision: "fp32", or "bf16" for autocast over float32 weights.
         compile, compile_backend: whether and how `torch.compile` is used.
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        shard: whether several processes share the weights, gradients and moments (FSDP2), to save memory;
+            else each has all of them (DDP).
         device: "auto" takes a GPU where there is one.
         data: where the samples of a step come from: "device" keeps the whole split there, "loader" collates
             each batch on the CPU, "auto" takes the first where the split is small and its samples fixed.
@@ -95,6 +97,7 @@ class Run:
     compile: bool = False
     compile_backend: str = "inductor"
     gradient_checkpointing: bool = False
+    shard: bool = False
     device: str = "auto"
     data: str = "auto"
     workers: int = 0
@@ -116,7 +119,7 @@ class Run:
                 raise ValueError(f"{name} must be at most {most:,}, but it is larger.")
         for name in ("learning_rate", "epsilon", "power"):
             positive(name, getattr(self, name))
-        for name in ("compile", "gradient_checkpointing"):
+        for name in ("compile", "gradient_checkpointing", "shard"):
             flag(name, getattr(self, name))
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:

@@ -14,7 +14,6 @@ Range Arena's original code: there the learning rate given is sqrt(W) times the 
 """
 
 import math
-from collections.abc import Callable
 
 NAMES = ("constant", "cosine", "polynomial", "inverse_sqrt", "rsqrt")
 
@@ -31,14 +30,3 @@ def factor(name: str, step: int, *, warmup: int, steps: int, end: float = 0.0, p
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
     fall = (1 + math.cos(math.pi * done)) / 2 if name == "cosine" else (1 - done) ** power
     return end + (1 - end) * fall
-
-
-def schedule(
-    name: str, *, warmup: int, steps: int, end: float = 0.0, power: float = 1.0
-) -> Callable[[int], float]:
-    """The same as a function of the number of updates made so far, as `LambdaLR` wants it."""
-
-    def of_updates(done: int) -> float:
-        return factor(name, done + 1, warmup=warmup, steps=steps, end=end, power=power)
-
-    return of_updates

@@ -1,6 +1,6 @@
-"""What a run is made of beside the weights (optimiser, schedule, random numbers), as safetensors and JSON.
+"""What a run is made of beside the weights (optimiser, random numbers), as safetensors and JSON.
 
-torch.save and the Trainer's own checkpoints pickle these; here nothing is ever unpickled.
+torch.save pickles these; here nothing is ever unpickled.
 """
 
 import json
@@ -13,6 +13,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers.utils import logging as hf_logging
+
+from cosformer.models.loading import placed
 
 _KEY = "cosformer_state"
 
@@ -29,8 +33,37 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {name: file.get_tensor(name) for name in file.keys()}, values  # noqa: SIM118 (not a dict)
 
 
-def save_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
-    """The optimiser's tensors as `<parameter>.<name>`; what its groups and the schedule have come to."""
+def whole(x: Tensor) -> Tensor:
+    """All of a tensor, also where each process holds a part: then all of them have to ask."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _gathered(tensors: dict[str, Tensor], writes: bool) -> dict[str, Tensor]:
+    """Whole tensors for the process that writes, none for the others; what was in parts is put together one
+    by one, and not kept on the device."""
+    found: dict[int, Tensor] = {}  # by identity: tensors that are tied stay so
+    for x in tensors.values():
+        if isinstance(x, DTensor) and id(x) not in found:
+            full = x.full_tensor()
+            found[id(x)] = full.cpu() if writes else x
+    return {name: found.get(id(x), x) for name, x in tensors.items()} if writes else {}
+
+
+def save_weights(path: Path, model: Any, *, writes: bool) -> None:
+    """Of a model, as `from_pretrained` reads them; every process has to call, and one writes."""
+    weights = _gathered(model.state_dict(keep_vars=True), writes)
+    if writes:
+        shown = hf_logging.is_progress_bar_enabled()
+        hf_logging.disable_progress_bar()  # one for each file, in the middle of ours
+        state = {name: x.detach() for name, x in weights.items()}
+        model.save_pretrained(path, state_dict=state, max_shard_size="1TB")
+        if shown:
+            hf_logging.enable_progress_bar()
+
+
+def save_optimizer(path: Path, optimizer: Any, *, writes: bool) -> None:
+    """The optimiser's tensors as `<parameter>.<name>`; every process has to call, and one writes. The
+    learning rate follows from the step."""
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
@@ -38,15 +71,13 @@ def save_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
         for name, value in entries.items():
             where = tensors if isinstance(value, Tensor) else numbers
             where[f"{index}.{name}"] = value
-    groups = [
-        {"lr": float(group["lr"]), "initial_lr": float(group["initial_lr"]), "params": len(group["params"])}
-        for group in state["param_groups"]
-    ]
-    steps = {k: v for k, v in schedule.state_dict().items() if k != "lr_lambdas"}
-    save(path, tensors, {"numbers": numbers, "groups": groups, "schedule": steps})
+    sizes = [{"params": len(group["params"])} for group in state["param_groups"]]
+    tensors = _gathered(tensors, writes)
+    if writes:
+        save(path, tensors, {"numbers": numbers, "groups": sizes})
 
 
-def load_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
+def load_optimizer(path: Path, optimizer: Any) -> None:
     tensors, values = load(path)
     state = optimizer.state_dict()  # its groups and options are the run's; only what has changed is loaded
     sizes = [len(group["params"]) for group in state["param_groups"]]
@@ -54,14 +85,14 @@ def load_optimizer(path: Path, optimizer: Any, schedule: Any) -> None:
         raise ValueError(
             f"{path} is the state of an optimiser over other parameters: it belongs to another run."
         )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     entries: dict[int, dict[str, Any]] = {}
     for key, value in {**tensors, **values["numbers"]}.items():
         index, name = key.split(".", 1)
-        entries.setdefault(int(index), {})[name] = value
-    for group, saved in zip(state["param_groups"], values["groups"], strict=True):
-        group.update(lr=saved["lr"], initial_lr=saved["initial_lr"])
+        has_shape = isinstance(value, Tensor) and value.dim() > 0  # the number of steps has none
+        own = placed(value, parameters[int(index)]) if has_shape else value
+        entries.setdefault(int(index), {})[name] = own
     optimizer.load_state_dict({"state": entries, "param_groups": state["param_groups"]})
-    schedule.load_state_dict({**values["schedule"], "lr_lambdas": [None] * len(sizes)})
 
 
 def save_random(path: Path, device: torch.device) -> None:

@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from cosformer.training.mesh import Mesh
 
 
 class Diverged(RuntimeError):
@@ -36,11 +37,11 @@ class Step:
                 raise Diverged(self.step, what, value)
 
 
-class Steps:
+class PendingMetrics:
     """Updates that nobody has looked at yet."""
 
-    def __init__(self, accelerator: Any):
-        self.accelerator = accelerator
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
         self._waiting: list[tuple[int, float, Tensor]] = []
 
     def add(self, step: int, loss: Tensor, grad_norm: Tensor, tokens: Tensor, learning_rate: float) -> None:
@@ -51,13 +52,10 @@ class Steps:
         """All of them, in order, the same in every process."""
         if not self._waiting:
             return []
-        figures = torch.stack([x for _, _, x in self._waiting])
-        if self.accelerator.num_processes > 1:
-            # Each process has weighted its losses so that their mean is that of the whole batch.
-            every = self.accelerator.gather(figures[None])
-            figures = torch.cat([every[:, :, :2].mean(0), every[:, :, 2:].sum(0)], -1)
+        # Each process has weighted its losses so that their mean is that of the whole batch.
+        figures = self.mesh.sum(torch.stack([x for _, _, x in self._waiting]))
         taken = [
-            Step(step, loss, norm, rate, int(tokens))
+            Step(step, loss / self.mesh.size, norm / self.mesh.size, rate, int(tokens))
             for (step, rate, _), (loss, norm, tokens) in zip(self._waiting, figures.tolist(), strict=True)
         ]
         self._waiting = []

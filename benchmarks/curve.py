@@ -1,4 +1,4 @@
-"""The course of a run in a few points, for its record: its log holds every step."""
+"""The course of a run in a few points, for its record in a plan: its log holds every step."""
 
 from pathlib import Path
 from typing import Any

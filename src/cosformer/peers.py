@@ -1,0 +1,115 @@
+"""Processes that compute together end together, and know why.
+
+Whoever waits in a collective for a process that has failed waits for minutes, and then reads an address
+instead of a reason. Here every process holds a connection to that of rank 0: the kernel closes it when a
+process dies, however that happens, and a process that fails says why before it leaves.
+"""
+
+import os
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection, Listener, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GRACE = 10.0  # seconds that a process is left to end by itself once another has failed
+_DONE, _SILENT = "done", "it ended without a word (killed, or out of memory)"
+
+
+class PeerFailed(RuntimeError):
+    """Another process of the group has failed, and this one cannot go on without it."""
+
+
+class Peers:
+    """While entered, the failure of one process ends all of them, each with a sentence that names it.
+
+    Args:
+        rank, size: of this process, and of the group.
+        total: sums a tensor over the group.
+        device: for the tensors that are summed.
+    """
+
+    def __init__(self, rank: int, size: int, total: Any, device: torch.device):
+        self.rank, self.size, self.total, self.device = rank, size, total, device
+        self.news: str | None = None
+        self._told, self._left = threading.Event(), threading.Event()
+        self._links: dict[Connection, int] = {}
+        self._listener: Listener | None = None
+
+    def __enter__(self) -> "Peers":
+        if self.size > 1:
+            host = os.environ.get("MASTER_ADDR", "localhost")  # where rank 0 is
+            if self.rank == 0:
+                self._listener = Listener((host, 0), backlog=self.size)
+            own = 0 if self._listener is None else self._listener.address[1]
+            port: Tensor = self.total(torch.tensor(own, device=self.device))
+            if self.rank:
+                link = Client((host, int(port)))
+                link.send_bytes(str(self.rank).encode())
+                self._links[link] = 0
+            threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self.size == 1:
+            return
+        if isinstance(error, RuntimeError) and self._told.wait(5 if _of_a_collective(error) else 0):
+            self._leave(str(self.news))
+            raise PeerFailed(self.news) from None
+        said = "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())
+        self._leave(f"rank {self.rank} of {self.size} failed: {said}" if said else _DONE)
+
+    def _leave(self, word: str) -> None:
+        self._left.set()
+        self._tell(word)
+        for link in list(self._links):
+            link.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _tell(self, word: str) -> None:
+        for link in list(self._links):
+            with suppress(OSError):
+                link.send_bytes(word.encode())
+
+    def _listen(self) -> None:
+        """In a thread: until a process has failed, or all are done."""
+        with suppress(OSError):  # closed by `_leave`
+            while self._listener is not None and len(self._links) < self.size - 1:
+                link = self._listener.accept()
+                with suppress(ValueError):  # whoever else connects does not say a rank
+                    self._links[link] = int(link.recv_bytes(20))
+            waiting = dict(self._links)
+            while waiting and not self._left.is_set():
+                ready = wait(list(waiting), timeout=1)
+                for link in [link for link in waiting if link in ready]:
+                    rank = waiting.pop(link)
+                    try:
+                        word = link.recv_bytes().decode()
+                    except (EOFError, OSError):
+                        word = f"rank {rank} of {self.size} failed: {_SILENT}"
+                    if word != _DONE and not self._left.is_set():
+                        self._end(word)
+
+    def _end(self, word: str) -> None:
+        """This process, and from rank 0 all others: by an error where it can raise one, else at once."""
+        self.news = (
+            f"{word.rstrip('.')}. Rank {self.rank} was stopped with it; start the run again to go on from "
+            "its newest checkpoint."
+        )
+        self._told.set()
+        if self.rank == 0:
+            self._tell(word)
+        if not self._left.wait(GRACE):
+            print(f"error: {self.news}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+def _of_a_collective(error: RuntimeError) -> bool:
+    """Whether it may be the consequence of another process's failure."""
+    return isinstance(error, torch.distributed.DistError) or any(
+        word in str(error) for word in ("gloo", "NCCL", "peer")
+    )

@@ -1,0 +1,73 @@
+"""What a run finds in its folder, and what is made of it: nothing of worth, itself, or another run."""
+
+import logging
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any
+
+from cosformer.training import checkpoint, files, record
+from cosformer.training.run import Run
+
+RUN, RECORD = "run.json", "record.json"
+_AGAIN = "start again in this one (resume=False; --fresh on the command line)"
+_logger = logging.getLogger(__name__)
+
+
+def prepare(run: Run, folder: Path, resume: bool) -> None:
+    """Makes sure that the folder holds this run and nothing else of ours."""
+    path = folder / RUN
+    if (folder / checkpoint.MANIFEST).is_file():
+        raise FileExistsError(f"{folder} is a checkpoint of a run. Give the run's folder, {folder.parent}.")
+    if path.is_file():
+        changed = begun(folder)[1].differences(run) if resume else []
+        # What failed before its first checkpoint is nothing that could be lost.
+        kept = checkpoint.steps(folder) or (folder / RECORD).is_file()
+        if changed and kept:
+            raise ValueError(
+                f"{folder} holds another run: {', '.join(changed)} differ. Give another folder, or {_AGAIN}."
+            )
+        if changed or not resume:
+            _clear(folder)
+    checkpoint.sweep(folder)
+    if not path.is_file():
+        if checkpoint.steps(folder):
+            raise FileExistsError(
+                f"{folder} holds checkpoints but no {RUN}: they are not of such a run. Give another folder."
+            )
+        files.write_json(path, {"id": uuid.uuid4().hex, "run": run.to_dict()})
+        return
+    if (folder / RECORD).is_file():
+        return
+    found, start = checkpoint.steps(folder), checkpoint.newest(folder)
+    if found and start is None:
+        _logger.warning("No checkpoint in %s is whole: the run starts again from step 0.", folder)
+    for step in found:
+        if start is None or step > int(start.name.rpartition("-")[2]):
+            checkpoint.discard(folder / checkpoint.name(step))  # damaged; the run will come by there again
+
+
+def begun(folder: Path) -> tuple[str, Run]:
+    """The identity of a folder's run, and the run."""
+    saved = files.read_json(folder / RUN, f"Put a copy of it back, give another folder, or {_AGAIN}.")
+    try:
+        return saved["id"], Run.from_dict(saved["run"])
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{folder / RUN} holds no run. Give another folder, or {_AGAIN}.") from None
+
+
+def finished(run: Run, folder: Path) -> dict[str, Any] | None:
+    """The record of this run, where the folder holds it to its end."""
+    if not (folder / RECORD).is_file() or not (folder / RUN).is_file():
+        return None
+    identity, own = begun(folder)
+    return None if own.differences(run) else record.read(folder / RECORD, identity)
+
+
+def _clear(folder: Path) -> None:
+    """Removes what a run has left."""
+    for step in checkpoint.steps(folder):
+        checkpoint.discard(folder / checkpoint.name(step))
+    for name in (RECORD, "log.jsonl", RUN):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / "tensorboard", ignore_errors=True)

@@ -1,0 +1,65 @@
+"""The processes of a run: which of them this is, which samples it computes, and how their figures come
+together. The rest of training asks here, and nobody else, how a run is spread."""
+
+import hashlib
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+from torch import Tensor
+
+
+class Mesh:
+    """Processes in rows and columns: `data_size` groups, each of `sequence` processes that compute the same
+    samples together.
+
+    Attributes:
+        rank, size: of this process, and how many there are.
+        data_rank, data_size: of its group, and how many groups share the samples of an update.
+        sequence: processes of a group, each with a part of every text.
+    """
+
+    def __init__(self, device: str, sequence: int = 1):
+        # What a run before this one, perhaps on another device, has left.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        # The run says how it computes: what `accelerate launch` was told of that does not count.
+        self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", dynamo_backend="no")
+        self.device: torch.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.size: int = self.accelerator.num_processes
+        if self.size % sequence:
+            raise ValueError(
+                f"{self.size} processes cannot be divided into groups of {sequence}: start a multiple of "
+                f"{sequence}."
+            )
+        self.sequence = sequence
+        self.data_rank, self.data_size = self.rank // sequence, self.size // sequence
+
+    def refuse_others(self, run: str) -> None:
+        """Raises unless every process was started with the same run."""
+        if self.size == 1:
+            return
+        own = int.from_bytes(hashlib.sha256(run.encode()).digest()[:7], "big")
+        every = self.accelerator.gather(torch.tensor([own], device=self.device)).tolist()
+        others = [rank for rank, number in enumerate(every) if number != every[0]]
+        if others:
+            raise ValueError(
+                f"rank {others[0]} of {self.size} was started with another run than rank 0: start all alike."
+            )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        self.accelerator.wait_for_everyone()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Over all processes."""
+        return x if self.size == 1 else self.accelerator.reduce(x, "sum")
+
+    def gather(self, x: Tensor) -> Tensor:
+        """One of each group, [data_size, ...]."""
+        return self.accelerator.gather(x[None])[:: self.sequence]

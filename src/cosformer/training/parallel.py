@@ -1,0 +1,67 @@
+"""The model and the optimiser of a run, as its processes share them."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import FullyShardedDataParallelPlugin  # type: ignore[import-untyped]
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+from cosformer.training.mesh import Mesh
+from cosformer.training.run import Run
+
+
+def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
+    """The model to call in place of `net`, whose weights it has: on the device, in several processes a
+    replica in each (DDP) or a shard (FSDP2), compiled where the run says so."""
+    told = _told_to_shard()
+    if run.gradient_checkpointing or (told is not None and told.activation_checkpointing):
+        net.gradient_checkpointing_enable({"use_reentrant": False})
+    if (run.shard or told is not None) and mesh.size > 1:
+        model = net.to(mesh.device)
+        options: dict[str, Any] = {"mesh": init_device_mesh(mesh.device.type, (mesh.size,))}
+        if told is not None:
+            options["reshard_after_forward"] = told.reshard_after_forward
+        for layer in [m for m in net.modules() if type(m).__name__ in net._no_split_modules]:
+            fully_shard(layer, **options)
+        fully_shard(net, **options)
+    else:
+        model = mesh.accelerator.prepare(net)
+    return torch.compile(model, backend=run.compile_backend) if run.compile else model
+
+
+def _told_to_shard() -> Any:
+    """The options of FSDP in the configuration of `accelerate launch`, or None. Accelerate itself would
+    shard on GPUs alone."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    told = FullyShardedDataParallelPlugin()
+    if told.fsdp_version != 2 or isinstance(told.cpu_offload, CPUOffloadPolicy):
+        raise ValueError(
+            "of accelerate's FSDP, version 2 without offloading is supported: write fsdp_version: 2 and "
+            "fsdp_offload_params: false into the configuration of accelerate launch."
+        )
+    return told
+
+
+def unsynchronised(model: Any) -> AbstractContextManager[None]:
+    """Around the parts of an update but for the last: replicas need not exchange gradients yet. (Shards do:
+    what they would keep until then is as large as all weights.)"""
+    made: AbstractContextManager[None] = getattr(model, "no_sync", nullcontext)()
+    return made
+
+
+def adamw(net: nn.Module, run: Run, device: torch.device) -> torch.optim.AdamW:
+    """Over all weights that are trained; matrices and embeddings decay."""
+    wanted = [p for p in net.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in wanted if p.dim() >= 2], "weight_decay": run.weight_decay},
+        {"params": [p for p in wanted if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=run.learning_rate, betas=(run.beta1, run.beta2), eps=run.epsilon,
+        fused=device.type == "cuda",
+    )  # fmt: skip
