@@ -56,8 +56,13 @@ class SeenSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         w, x, sees = ctx.saved_tensors
-        w = w.masked_fill(_unused(grad), 0)
-        return SeenScores.apply(grad, x, sees), SeenSum.apply(w.mT, grad, sees.mT), None
+        unused = _unused(grad)
+        w = w.masked_fill(unused, 0)
+        return (
+            SeenScores.apply(grad, x, sees).masked_fill(unused, 0),
+            SeenSum.apply(w.mT, grad, sees.mT),
+            None,
+        )
 
 
 class SeenScores(torch.autograd.Function):

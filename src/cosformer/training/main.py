@@ -123,12 +123,13 @@ def _train(
         run, task, status, test, identity=identity, parameters=net.num_parameters(),
         device=trainer.device, processes=settings.world_size, commit=commit,
     )  # fmt: skip
-    if log is not None:
-        log.write(status.step, event="test", **test)
-        log.flush()
-        log.close()
-        files.write_json(folder / _RECORD, made)
-        record.append(made, results)
+    with _left_tidy(folder, log, shown):
+        if log is not None:
+            log.write(status.step, event="test", **test)
+            log.flush()
+            log.close()
+            files.write_json(folder / _RECORD, made)
+            record.append(made, results)
     trainer.progress({"step": status.step, "steps": run.steps, "done": True, **test})
     trainer.accelerator.wait_for_everyone()
     return made
