@@ -73,7 +73,9 @@ def test_memory_is_limited(tmp_path):
 
 def test_a_part_of_it_finds_nothing_and_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "campaign.json"
-    arguments = ["--files", "24", "--lines", "16", "--seed", "1", "--out", str(out)]
+    counts = {"files": "20", "lines": "12", "operator": "120", "faults": "16"}
+    arguments = [word for name, count in counts.items() for word in (f"--{name}", count)]
+    arguments += ["--seed", "1", "--out", str(out)]
     whole, made = campaign.one, []
 
     def stopped(part, number, *rest):
@@ -89,12 +91,15 @@ def test_a_part_of_it_finds_nothing_and_goes_on(tmp_path, monkeypatch, capsys):
     again = []
     monkeypatch.setattr(campaign, "one", lambda *a: again.append(a[:2]) or whole(*a))
     assert campaign.main(arguments) == 0, capsys.readouterr().out
-    assert len(again) == 30
+    assert len(again) == 20 + 12 + 120 + 4 - 10
     assert not set(again) & set(made)
-    report = json.loads(out.read_text())
-    assert report["wrong"] == []
-    assert report["counts"]["files"]["cases"] == 24
-    assert report["counts"]["lines"]["refused"] >= 5
+    parts = json.loads(out.read_text())["parts"]
+    assert [part["wrong"] for part in parts.values()] == [[], [], [], []]
+    assert parts["files"]["cases"] == 20
+    assert parts["lines"]["ends"]["refused"] >= 5
+    assert parts["operator"]["ends"] == {"right": 120}
+    assert parts["faults"]["ends"] == {"identical": 4}
+    assert sum(parts["faults"]["kinds"].values()) >= 16
     assert not out.with_suffix(".part.jsonl").exists()
 
 
@@ -111,17 +116,18 @@ def test_a_case_is_made_again_from_its_number(tmp_path):
 
 
 def test_the_recorded_campaign_found_nothing():
-    report = json.loads((campaign.ROOT / "benchmarks/reports/campaign.json").read_text())
-    assert report["wrong"] == []
-    assert report["counts"]["files"]["cases"] >= 500
-    assert report["counts"]["lines"]["cases"] >= 300
+    parts = json.loads((campaign.ROOT / "benchmarks/reports/campaign.json").read_text())["parts"]
+    assert [name for name, part in parts.items() if part["wrong"]] == []
+    assert parts["files"]["cases"] >= 500
+    assert parts["lines"]["cases"] >= 300
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--files", "-1"], "--files: a positive whole number is wanted"),
-        (["--only", "files"], "--only wants files:NUMBER or lines:NUMBER"),
+        (["--only", "files"], "--only wants PART:NUMBER"),
+        (["--parts", "files,lanes"], "there is no part 'lanes'"),
         (["--out", "nowhere/x.json"], "there is no folder nowhere"),
     ],
 )

@@ -76,6 +76,36 @@ def test_training_stops_with_a_sentence_and_goes_on(limit, tmp_path):
     assert record["steps"] == 6
 
 
+def _without_room_for(name):
+    def opened(event, arguments):
+        if event == "open" and name in str(arguments[0]):
+            raise OSError(28, "No space left on device", str(arguments[0]))
+
+    sys.addaudithook(opened)
+
+
+def _filled_up(queue):
+    _without_room_for("record.json")
+    _limited(TRAIN, resource.RLIM_INFINITY, queue)
+
+
+def test_a_disk_that_is_full_at_the_very_end_leaves_no_bar_in_the_line(tmp_path):
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_filled_up, args=(queue,))
+    child.start()
+    code, said = queue.get(timeout=120)
+    child.join(60)
+    assert code == 2, (code, said)
+    assert (
+        said.strip()
+        .splitlines()[-1]
+        .startswith("cosformer train: The disk is full; run/checkpoint-6 is kept")
+    )
+    assert main(TRAIN) == 0
+    assert json.loads((tmp_path / "results.jsonl").read_text())["steps"] == 6
+
+
 @pytest.mark.parametrize("limit", [0, 1_000])
 def test_data_that_cannot_be_kept(limit):
     code, said = run(["data", "listops", "train_rows=200", "valid_rows=5", "test_rows=5"], limit)

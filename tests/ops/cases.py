@@ -1,5 +1,6 @@
 """Inputs for the operator's tests, and the measure of how far two results are apart."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,7 +9,8 @@ from torch import Tensor
 
 from cosformer import CosformerState, cosformer_attention
 
-KINDS = {
+Windows = Sequence[int | None] | None
+KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "mask": {"mask": True},
     "packed": {"documents": 5},
@@ -34,7 +36,7 @@ class Case:
         options = {n: x.to(device) if hasattr(x, "to") else x for n, x in self.options.items()}
         return Case({n: x.to(device) for n, x in self.tensors.items()}, options)
 
-    def call(self, backend: str, **more: Any):
+    def call(self, backend: str, **more: Any) -> Any:
         """out, or (out, state) where the options ask for it."""
         t = self.tensors
         options = self.options | more
@@ -99,28 +101,32 @@ def make(
     return Case(tensors, options)
 
 
-def carried(rows, kv_heads, dim, value_dim, dtype, windows) -> dict[str, Tensor]:
+def carried(
+    rows: int, kv_heads: int, dim: int, value_dim: int, dtype: torch.dtype, windows: Windows
+) -> dict[str, Tensor]:
     """The tensors of a random state."""
     wide = torch.promote_types(dtype, torch.float32)
     plain = kv_heads if windows is None else sum(w is None for w in windows)
+    past = sum(w - 1 for w in windows or () if w)
     tensors = {
         "numerator": torch.randn(rows, plain, 2, dim, value_dim, dtype=wide),
         "denominator": torch.rand(rows, plain, 2, dim, dtype=wide),
     }
     if plain < kv_heads:
-        past = sum(w - 1 for w in windows if w)
         tensors["keys"] = torch.randn(rows, past, dim, dtype=torch.float64).to(dtype)
         tensors["values"] = torch.randn(rows, past, value_dim, dtype=torch.float64).to(dtype)
     return tensors
 
 
-def state_of(tensors, positions, horizon, windows) -> CosformerState:
+def state_of(
+    tensors: dict[str, Tensor], positions: Tensor, horizon: float, windows: Windows
+) -> CosformerState:
     unbounded = windows is not None and None not in windows
     windowed = windows is not None and any(windows)
     return CosformerState(
         tensors["numerator"], tensors["denominator"], positions, int(positions.max()),
         None if unbounded else float(horizon), tensors.get("keys"), tensors.get("values"),
-        tuple(windows) if windowed else None,
+        tuple(windows or ()) if windowed else None,
     )  # fmt: skip
 
 

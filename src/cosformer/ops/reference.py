@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
+from cosformer.ops.seen import Quotient, SeenScores, SeenSum
 
 
 def reference(args: AttentionArgs) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -29,19 +30,14 @@ def reference(args: AttentionArgs) -> tuple[Tensor, Tensor | None, Tensor | None
     i = torch.arange(q.shape[1], device=q.device) + args.query_offset
     j = torch.arange(k.shape[1], device=q.device)
     distance = i[:, None] - j[None, :]
-    cos = torch.cos(math.pi / 2 * distance.double() / args.m).to(q.dtype)  # (Tq, Tk)
-    if args.causal:
-        cos = cos.masked_fill(distance < 0, 0)
-
+    sees = distance >= 0 if args.causal else torch.ones_like(distance, dtype=torch.bool)
     q_ = q_.unflatten(2, (k.shape[2], args.group))  # (B, Tq, Hk, G, D)
-    w = torch.einsum("bihgd,bjhd->bhgij", q_, k_) * cos
-    numerator = torch.einsum("bhgij,bjhe->bihge", w, v)
-    denominator = w.sum(-1).permute(0, 3, 1, 2)  # (B, Tq, Hk, G)
+    numerator, denominator = _sums(q_, k_, v, distance, sees, args.m)
 
     if args.numerator is not None and args.positions is not None:
         past_n, past_d = _of_the_past(q_, i + args.positions[:, None], args)
         numerator, denominator = numerator + past_n, denominator + past_d
-    out = (numerator / denominator.clamp_min(args.eps).unsqueeze(-1)).flatten(2, 3).to(q.dtype)
+    out = Quotient.apply(numerator, denominator.clamp_min(args.eps).unsqueeze(-1)).flatten(2, 3).to(q.dtype)
     return out, *(_advance(k_, v, j, args) if args.return_state else (None, None))
 
 
@@ -89,12 +85,20 @@ def _window(q: Tensor, k: Tensor, v: Tensor, window: int, causal: bool, offset: 
     """q [B, Tq, G, D] against one key head k, v [B, Tk, 1, .]."""
     i = torch.arange(q.shape[1], device=q.device) + offset
     distance = i[:, None] - torch.arange(k.shape[1], device=q.device)
-    cos = torch.cos(math.pi / 2 * distance.double() / window).to(q.dtype)
-    cos = cos.masked_fill((distance.abs() >= window) | (causal & (distance < 0)), 0)
-    w = torch.einsum("bigd,bjd->bgij", q.relu(), k[:, :, 0].relu()) * cos
-    numerator = torch.einsum("bgij,bje->bige", w, v[:, :, 0])
-    denominator = w.sum(-1).permute(0, 2, 1)
-    return (numerator / denominator.clamp_min(eps).unsqueeze(-1)).to(q.dtype)
+    sees = (distance.abs() < window) & ((distance >= 0) | (not causal))
+    numerator, denominator = _sums(q.relu()[:, :, None], k.relu(), v, distance, sees, window)
+    return Quotient.apply(numerator, denominator.clamp_min(eps).unsqueeze(-1)).flatten(2, 3).to(q.dtype)
+
+
+def _sums(
+    q_: Tensor, k_: Tensor, v: Tensor, distance: Tensor, sees: Tensor, m: float
+) -> tuple[Tensor, Tensor]:
+    """sum_j w_ij v_j (B, Tq, Hk, G, Dv) and sum_j w_ij (B, Tq, Hk, G), of q_ (B, Tq, Hk, G, D), over the j
+    that i sees; what it does not see may be NaN."""
+    cos = torch.cos(math.pi / 2 * distance.double() / m).to(q_.dtype)  # (Tq, Tk)
+    q_, k_, v = q_.permute(0, 2, 3, 1, 4), k_.transpose(1, 2)[:, :, None], v.transpose(1, 2)[:, :, None]
+    w = SeenScores.apply(q_, k_, sees) * cos  # (B, Hk, G, Tq, Tk)
+    return SeenSum.apply(w, v, sees).permute(0, 3, 1, 2, 4), w.sum(-1).permute(0, 3, 1, 2)
 
 
 def _turn(positions: Tensor, horizon: float, dtype: torch.dtype) -> Tensor:

@@ -119,12 +119,13 @@ def _train(
         run, task, status, test, identity=identity, parameters=net.num_parameters(),
         device=mesh.device, processes=mesh.size, commit=commit,
     )  # fmt: skip
-    log.write(status.step, event="test", **test)
-    log.flush()
-    log.close()
-    if mesh.is_main:
-        files.write_json(path / folders.RECORD, made)
-        record.append(made, results)
+    with _left_tidy(path, log, shown):
+        log.write(status.step, event="test", **test)
+        log.flush()
+        log.close()
+        if mesh.is_main:
+            files.write_json(path / folders.RECORD, made)
+            record.append(made, results)
     shown({"step": status.step, "steps": run.steps, "done": True, **test})
     mesh.wait()
     return made

@@ -39,6 +39,7 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Saved
 from cosformer.ops.chunked.plan import ChunkPlan, PlanStep, kept_size, tiling
 from cosformer.ops.chunked.workspace import Buffer, halves, width
+from cosformer.ops.seen import apart, finite
 
 
 def forward(
@@ -86,7 +87,8 @@ def _forward(x: ChunkPlan, state: Tensor | None, kept: Tensor, eps: float, need_
         w = x.phased("m", q1.whole)
         if step.has_k:
             k1, vv = x.keys(step), x.values(step)
-            torch.bmm(x.square(step, q1, (q1.rows, k1.rows)).rows, vv.rows, out=w.rows)
+            p = x.square(step, q1, (q1.rows, k1.rows))
+            _seen_product(x, step, p.rows, vv.rows, w.rows)
         elif s is None:
             w.whole.zero_()
         chunks = len(w.chunks)
@@ -125,7 +127,7 @@ def backward(
     dstate = None if state is None else torch.zeros_like(state)
     inverse = den.clamp_min(args.eps).reciprocal_().unsqueeze_(-1)
     free = (den >= args.eps).to(den.dtype).neg_().unsqueeze_(-1)  # 0 where eps holds d, -1 elsewhere
-    healthy = bool(den.isfinite().all())
+    healthy = finite(den) and finite(out)
     dims = (k.shape[3], v.shape[3])
     fill, rows = tiling(max(q.shape[1], k.shape[1]), q.shape[2], dims, q.device)
     of_q = {"q": q, "grad": grad, "out": out, "inverse": inverse, "free": free, "dq": dq}
@@ -156,7 +158,7 @@ def _backward(
             g = x.buffer("g", q1.whole, x.d)
             if both:
                 a = x.square(step, q1, *zip(m.halves, vv.halves, strict=True))
-                torch.bmm(a.rows, k1.rows, out=g.rows)
+                _seen_product(x, step, a.rows, k1.rows, g.rows)
                 s = x.state_copy(s) if chunks > 1 else s
             if s is not None:
                 turned = _turned(s, x.dv)
@@ -171,7 +173,7 @@ def _backward(
         if step.has_k:
             g = x.buffer("g", k1.whole, x.d)
             if both:
-                torch.bmm(a.columns, q1.rows, out=g.rows)
+                _seen_product(x, step, a.columns, q1.rows, g.rows, turned=True)
                 r = x.zero_state() if r is None and chunks > 1 else r
             elif r is None:
                 g.whole.zero_()
@@ -189,7 +191,7 @@ def _backward(
             _relu_backward(g, k1, step.of("dk"))
             if both:
                 p = x.square(step, q1, (q1.rows, k1.rows))
-                vv.rows.baddbmm_(p.columns, m.rows, beta=1 if reads else 0)
+                _seen_product(x, step, p.columns, m.rows, vv.rows, turned=True, fresh=not reads)
             v0, v1, _ = vv.parts
             torch.addcmul(v0.mul_(step.of("cos_k")), v1, step.of("sin_k"), out=step.of("dv"))
     return r
@@ -255,6 +257,21 @@ def _add_turned(
 ) -> None:
     """total += left right, half by half; a fresh total holds nothing yet."""
     total.baddbmm_(left[0], right[0], beta=0 if fresh else 1).baddbmm_(left[1], right[1])
+
+
+def _seen_product(
+    x: ChunkPlan, step: PlanStep, square: Tensor, right: Tensor, total: Tensor, turned: bool = False,
+    fresh: bool = True,
+) -> None:  # fmt: skip
+    """total += square right; a fresh total holds nothing yet. The square, queries by keys or `turned`, is
+    zero where a query does not see a key: what is not finite must not get through it as 0 x NaN."""
+    lost = None
+    if x.causal and not finite(right):
+        sees = x.sees(step)
+        right, lost = apart(right, sees.mT if turned else sees)
+    total.baddbmm_(square, right, beta=0 if fresh else 1)
+    if lost is not None:
+        total.masked_fill_(lost, torch.nan)
 
 
 def _relu_backward(grad: Buffer, x: Buffer, into: Tensor) -> None:

@@ -206,7 +206,9 @@ class ChunkPlan:
         for name, x in of_k.items():
             self._add(name, x, False)
 
-        self.direct = is_direct(tq, tk, (self.d, self.dv))
+        self.group = q.shape[2] // self.kv_heads
+        # Of a square inside a chunk: the last key that its first query sees.
+        self.diagonal = offset if is_direct(tq, tk, (self.d, self.dv)) else 0
         self.steps: list[PlanStep] = []
         for s in plan(tq, tk, offset, causal, (self.d, self.dv), fill):
             for q0, q1, k0, k1 in s.steps():
@@ -306,5 +308,10 @@ class ChunkPlan:
         for n, (left, right) in enumerate(factors):
             p.rows.baddbmm_(left, right.mT, beta=min(n, 1))
         if self.causal:
-            p.whole.tril_(self.offset if self.direct else 0)
+            p.whole.tril_(self.diagonal)
         return p
+
+    def sees(self, step: PlanStep) -> Tensor:
+        """Which keys of its chunk a query sees, if causal: [rows of `square`, keys]."""
+        ones = torch.ones(step.size, dtype=torch.bool, device=self.device)
+        return ones.tril_(self.diagonal).repeat(self.group, 1)

@@ -14,7 +14,6 @@ finite left out, and rows that could see such an operand become NaN: what lies b
 document or behind a mask has no influence, whatever it holds.
 """
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Saved
 from cosformer.ops.chunked.window_sums import windowed_sum
 from cosformer.ops.packing import Bundle, bundles, document_bounds
+from cosformer.ops.seen import finite
 
 Triple = tuple[Tensor, Tensor, Tensor]
 
@@ -125,7 +125,7 @@ class Operands:
     def forward(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """n [N, Tq, Dv] and d [N, Tq, 1]."""
         y = self._rows(q.relu(), self.k.relu(), self.v1)
-        if not _finite(y):
+        if not finite(y):
             bad, bad_keys = _not_finite(q), _not_finite(self.k) | _not_finite(self.v1)
             k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
             y = self._rows(q.masked_fill(bad, 0).relu(), k.relu(), v1)
@@ -135,7 +135,7 @@ class Operands:
     def backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor) -> Triple:
         """dq, dk, dv of one head of queries."""
         made = self._backward(q, g, out, d, self.k, self.v1)
-        if _finite(*made):
+        if all(map(finite, made)):
             return made
         # A row whose gradient is zero takes no part, whatever it holds.
         used = (g != 0).any(-1, keepdim=True)
@@ -188,11 +188,6 @@ def _any_between(marked: Tensor, length: int, low: int, high: int) -> Tensor:
     i = torch.arange(length, device=marked.device)
     first, last = ((i + n).clamp(0, marked.shape[1]) for n in (low, high + 1))
     return total[:, last] > total[:, first]
-
-
-def _finite(*tensors: Tensor) -> bool:
-    """Whether all numbers are: a sum is not, if one of them is not."""
-    return math.isfinite(sum(float(x.sum()) for x in tensors))
 
 
 def _not_finite(x: Tensor) -> Tensor:
