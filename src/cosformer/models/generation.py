@@ -100,6 +100,12 @@ class StatefulGenerationMixin(GenerationMixin):
             longest = max(SHORTEST_ROOM, generation_config.max_length or 0)
             cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            "transformers' continuous batching keeps pages of keys and values, and the models of this family "
+            "carry states: use cosformer.models.batching.generate_many, or `cosformer serve`."
+        )
+
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
         """The padding as it is: no model of the family looks at a 4-D mask."""
