@@ -7,6 +7,7 @@ at a time, as in transformers' own server.
 import asyncio
 import threading
 import time
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ _OF_A_ROW = frozenset({
     "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "eos_token_id",
     "pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config",
 })  # fmt: skip
+# Of the request at hand; transformers' server seeds all of PyTorch with it, and so everybody's draws.
+SEED: ContextVar[int | None] = ContextVar("seed", default=None)
 _USUAL = GenerationConfig._get_default_generation_params()
 
 
@@ -120,8 +123,8 @@ class BatchManager(GenerateManager):
             return getattr(model.generation_config, name) if found is None else found
 
         ends = setting("eos_token_id")
-        # The handler has seeded PyTorch where the request has a seed, in this same turn of the loop.
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        generator, seed = torch.Generator(), SEED.get()
+        generator.seed() if seed is None else generator.manual_seed(seed)
         choice = Choice(greedy=True)
         if setting("do_sample"):
             choice = Choice(

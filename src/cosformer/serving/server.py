@@ -14,7 +14,7 @@ from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
 from transformers.cli.serving.server import build_server
 
-from cosformer.serving.manager import Generation, OneModel
+from cosformer.serving.manager import SEED, Generation, OneModel
 from cosformer.serving.requests import check_chat, check_fields
 from cosformer.serving.stream import GONE
 
@@ -28,12 +28,14 @@ LARGEST = 64 * 2**20  # bytes of a request
 class _Chat(ChatCompletionHandler):
     def _validate_request(self, body: dict[str, Any]) -> None:
         check_chat(body)
+        SEED.set(body.get("seed"))
         super()._validate_request(body)
 
 
 class _Completions(CompletionHandler):
     def _validate_request(self, body: dict[str, Any]) -> None:
         check_fields(body)
+        SEED.set(body.get("seed"))
         super()._validate_request(body)
 
 
