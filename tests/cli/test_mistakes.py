@@ -143,6 +143,8 @@ MISTAKES = {
     "no GPU": (lambda s, t: ["generate", s, "--device", "cuda"], "sees no CUDA GPU"),
     "too few GPUs": (lambda s, t: ["generate", s, "--device", "cuda:9"], "cuda:9 is not here"),
     "no such dtype": (lambda s, t: ["generate", s, "--dtype", "float23"], "Did you mean float32?"),
+    "a port past the last": (lambda s, t: ["serve", s, "--port", "65536"], "from 0 to 65,535"),
+    "nothing to serve": (lambda s, t: ["serve", t / "none"], "there is no folder"),
     "no such benchmark": (lambda s, t: ["bench", "oprator"], "Did you mean operator?"),
     "option of a benchmark": (
         lambda s, t: ["bench", "operator", "--lenghts", "64"],

@@ -29,6 +29,7 @@ for words, wanted in LINES:
 LINES = [
     ("--help", 0), ("--version", 0), ("", 0), ("trian", 2), ("info --help", 0), ("train --help", 0),
     ("demo --help", 0), ("generate --help", 0), ("eval --help", 0), ("compare --help", 0), ("data --help", 0),
+    ("serve --help", 0), ("serve nowhere", 2), ("serve nowhere --port 65536", 2),
     ("report --help", 0), ("bench --help", 0), ("info --chek", 2), ("generate", 2), ("generate nowhere", 2),
     ("run --help", 0), ("run", 2),
     ("generate nowhere --tokens 0", 2), ("generate nowhere --dtype float23", 2), ("eval nowhere", 2),

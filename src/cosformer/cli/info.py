@@ -32,6 +32,7 @@ EXTRAS = {
     "models": (
         "accelerate", "matplotlib", "numpy", "pillow", "safetensors", "tokenizers", "tqdm", "transformers",
     ),
+    "serve": ("fastapi", "openai", "pydantic", "starlette", "uvicorn"),
     "triton": ("triton",),
     "plots": ("matplotlib",),
 }  # fmt: skip

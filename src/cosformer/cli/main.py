@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from cosformer import __version__
-from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, run, train
+from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, run, serve, train
 from cosformer.cli.mistakes import (
     KEPT,
     Mistake,
@@ -36,6 +36,7 @@ COMMANDS: dict[str, ModuleType] = {
     "compare": compare,
     "data": data,
     "generate": generate,
+    "serve": serve,
     "bench": bench,
     "report": report,
     "run": run,

@@ -3,9 +3,9 @@ constant size is a row of a tensor, so that the others go on without being read 
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,14 +45,106 @@ class Choice:
         return torch.searchsorted(below, drawn, right=True).squeeze(1).clamp_max(below.shape[1] - 1)
 
 
-@dataclass
-class _Row:
-    number: int
+@dataclass(eq=False)
+class Row:
+    """A text that is being made: `tokens` of them behind a prompt [T], at most, or up to one of `ends`, which
+    is left out of what was `made`."""
+
+    prompt: Tensor
+    tokens: int
+    choice: Choice
     generator: torch.Generator
+    ends: frozenset[int] = frozenset()
+    number: int = 0
     made: list[int] = field(default_factory=list)
+    finished: bool = False
+
+    def take(self, token: int) -> None:
+        """The next token."""
+        if token not in self.ends:
+            self.made.append(token)
+        self.finished = token in self.ends or len(self.made) == self.tokens
 
 
-@torch.inference_mode()
+R = TypeVar("R", bound=Row)
+
+
+class Batch(Generic[R]):
+    """Rows that come and go, and take their steps together. What a row gets does not depend on the others.
+
+    A row that is finished may take one step more, until it leaves: prompt and tokens together have to fit
+    into the model.
+    """
+
+    def __init__(self, model: CosformerForCausalLM):
+        unable = model.config.lacking("recurrent")
+        if unable is not None:
+            raise ValueError(
+                f"a batch of rows that come and go needs an attention that carries a state, and {unable!r} "
+                "does not: use generate()."
+            )
+        self.model = model
+        self.rows: list[R] = []
+        self._cache, self._logits = CosformerCache(model.config), torch.empty(0)
+
+    @torch.inference_mode()
+    def exchange(self, leaving: Collection[int], coming: Sequence[R]) -> None:
+        """Rows with these numbers leave; those that come are read, and take their places, or those behind the
+        last. Nothing has changed if a prompt cannot be read."""
+        other, found = CosformerCache(self.model.config), self._logits
+        if coming:
+            found = _read(self.model, [row.prompt for row in coming], other)
+        stay = [i for i in range(len(self.rows)) if i not in leaving]
+        if not stay:
+            self.rows, self._cache, self._logits = list(coming), other, found
+            return
+        new, plan = iter(coming), []
+        for i, row in enumerate(self.rows):
+            now = next(new, None) if i in leaving else row
+            if now is not None:
+                plan.append((i, now))
+        plan += [(stay[0], row) for row in new]
+        order = [i for i, _ in plan]
+        if order != list(range(len(self.rows))):
+            kept = torch.tensor(order, device=self._logits.device)
+            self._cache.batch_select_indices(kept)
+            self._logits = self._logits[kept]
+        if coming:
+            arrived = set(map(id, coming))
+            at = [place for place, (_, row) in enumerate(plan) if id(row) in arrived]
+            places = torch.tensor(at, device=found.device)
+            self._cache.replace_rows(places, other)
+            self._logits = self._logits.index_copy(0, places, found)
+        elif leaving:
+            self._cache.recount()
+        self.rows = [row for _, row in plan]
+
+    @torch.inference_mode()
+    def choose(self) -> Tensor:
+        """[B], the next token of each row, which has taken it."""
+        groups: dict[Choice, list[int]] = {}
+        for i, row in enumerate(self.rows):
+            groups.setdefault(row.choice, []).append(i)
+        chosen = torch.empty(len(self.rows), dtype=torch.int64, device=self._logits.device)
+        for choice, group in groups.items():
+            logits = self._logits if len(groups) == 1 else self._logits[group]
+            chosen[group] = choice.tokens(logits, [self.rows[i].generator for i in group])
+        for row, token in zip(self.rows, chosen.tolist(), strict=True):
+            row.take(token)
+        return chosen
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor) -> None:
+        """Reads a token [B] in each row."""
+        self._logits = self.model(tokens[:, None], past_key_values=self._cache).logits[:, -1]
+
+
+def ends_of(model: CosformerForCausalLM) -> frozenset[int]:
+    """The tokens that end a text."""
+    ends = model.generation_config.eos_token_id
+    return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
+
+
 def generate_many(
     model: CosformerForCausalLM,
     prompts: Iterable[Tensor],
@@ -73,66 +165,33 @@ def generate_many(
         choice: of tokens.
         numbers: of the prompts, which also seed their draws; 0, 1, 2, ... unless given.
     """
-    if model.config.lacking("recurrent") is not None:
-        raise ValueError(
-            f"generate_many needs an attention that carries a state, and "
-            f"{model.config.lacking('recurrent')!r} does not: use generate()."
-        )
+    batch: Batch[Row] = Batch(model)
     tokens, batch_size = positive_int("tokens", tokens), positive_int("batch_size", batch_size)
     if model.config.lacking("constant_state") is not None:
         batch_size = 1
-    ends = model.generation_config.eos_token_id
-    last = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    waiting = zip(prompts, itertools.count() if numbers is None else numbers, strict=False)
-    rows: list[_Row] = []
-    cache, logits = CosformerCache(model.config), torch.empty(0)
-    free: list[int] = []
+    ends = ends_of(model)
+    numbered = zip(prompts, itertools.count() if numbers is None else numbers, strict=False)
+    waiting = (
+        Row(prompt, tokens, choice, _generator(choice.seed, number), ends, number)
+        for prompt, number in numbered
+    )
     while True:
-        new = _take(waiting, batch_size if not rows else len(free), choice.seed)
-        if new:
-            other = CosformerCache(model.config)
-            found = _read(model, [prompt for prompt, _ in new], other)
-            if not rows:
-                cache, logits, rows = other, found, [row for _, row in new]
-            else:
-                at = torch.tensor(free[: len(new)], device=found.device)
-                cache.replace_rows(at, other)
-                logits = logits.index_copy(0, at, found)
-                for place, (_, row) in zip(free, new, strict=False):
-                    rows[place] = row
-            free = free[len(new) :]
-        if free:  # nobody is waiting any more
-            stay = [i for i in range(len(rows)) if i not in free]
-            rows, free = [rows[i] for i in stay], []
-            if rows:
-                kept = torch.tensor(stay, device=logits.device)
-                cache.batch_select_indices(kept)
-                cache.recount()
-                logits = logits[kept]
-        if not rows:
+        free = [i for i, row in enumerate(batch.rows) if row.finished]
+        batch.exchange(free, list(itertools.islice(waiting, batch_size - len(batch.rows) + len(free))))
+        if not batch.rows:
             return
-        chosen = choice.tokens(logits, [row.generator for row in rows])
-        for i, (row, token) in enumerate(zip(rows, chosen.tolist(), strict=True)):
-            if token not in last:
-                row.made.append(token)
-            if token in last or len(row.made) == tokens:
-                free.append(i)
+        chosen = batch.choose()
+        for row in batch.rows:
+            if row.finished:
                 yield row.number, row.made
-        if len(free) < len(rows):
-            logits = model(chosen[:, None], past_key_values=cache).logits[:, -1]
-        else:
-            rows, free = [], []
+        if not all(row.finished for row in batch.rows):
+            batch.step(chosen)
 
 
-def _take(waiting: Iterator[tuple[Tensor, int]], count: int, seed: int) -> list[tuple[Tensor, _Row]]:
-    """The next prompts, at most `count` of them."""
-    found = []
-    for prompt, number in itertools.islice(waiting, count):
-        # Mixed, so that the numbers of neighbours and of other seeds have nothing in common.
-        digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest))
-        found.append((prompt, _Row(number, generator)))
-    return found
+def _generator(seed: int, number: int) -> torch.Generator:
+    """Mixed, so that the numbers of neighbours and of other seeds have nothing in common."""
+    digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest))
 
 
 def _read(model: CosformerForCausalLM, prompts: list[Tensor], cache: CosformerCache) -> Tensor:

@@ -104,6 +104,12 @@ class StatefulGenerationMixin(GenerationMixin):
         """None: positions follow from the mask and the cache. transformers would count on from the last
         column, padding or not, and hand on position_ids that nobody gave."""
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(
+            "transformers' continuous batching keeps pages of keys and values, and the models of this family "
+            "carry states: use cosformer.models.batching.generate_many, or `cosformer serve`."
+        )
+
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
         """The padding as it is: no model of the family looks at a 4-D mask."""

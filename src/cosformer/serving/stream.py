@@ -1,0 +1,85 @@
+"""What goes to a client, from the thread that makes the tokens to the loop that sends them."""
+
+import asyncio
+import json
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+from transformers.cli.serving.utils import _GenerationCancelled, _StreamError
+
+# Events of a request that are set once nobody waits for its answer any more; None where nobody keeps them.
+GONE: ContextVar[list[threading.Event] | None] = ContextVar("gone", default=None)
+
+
+def gone() -> threading.Event:
+    """Is set when the client of the request at hand goes away, or has its answer."""
+    event, kept = threading.Event(), GONE.get()
+    if kept is not None:
+        kept.append(event)
+    return event
+
+
+class Stream:
+    """Text as its tokens come. The parts together are the text of all tokens: what is not a whole character
+    waits for the next token, or for the end.
+
+    Its queue has parts of the text, then perhaps an error, then None, as the handlers of transformers' server
+    read them; `put` and `end` are what `generate()` asks of a streamer.
+    """
+
+    def __init__(self, tokenizer: Any, loop: asyncio.AbstractEventLoop):
+        self.queue: asyncio.Queue[Any] = asyncio.Queue()
+        self.tokens: list[int] = []
+        self.cancelled = gone()
+        self._tokenizer, self._loop = tokenizer.backend_tokenizer, loop
+        self._decoder = DecodeStream([], skip_special_tokens=True)
+        self._sent = 0  # characters
+        self._seen_prompt = False
+        self._error: Exception | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        return len(self.tokens)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def put(self, tokens: Any) -> None:
+        """What generate() has: the prompt first, then a token at a time."""
+        if self.cancelled.is_set():
+            raise _GenerationCancelled()
+        if self._seen_prompt:
+            for token in tokens.tolist():
+                self.say(token)
+        self._seen_prompt = True
+
+    def say(self, token: int) -> None:
+        self.tokens.append(token)
+        text = self._decoder.step(self._tokenizer, token)
+        if text:
+            self._sent += len(text)
+            self._send(text)
+
+    def end(self, error: Exception | None = None) -> None:
+        rest = self._tokenizer.decode(self.tokens, skip_special_tokens=True)[self._sent :]
+        if rest:
+            self._send(rest)
+        if error is not None:
+            self._error = error
+            # The handlers write it between quotation marks as it is.
+            self._send(_StreamError(json.dumps(str(error))[1:-1]))
+        self._send(None)
+
+    def _send(self, item: Any) -> None:
+        self._loop.call_soon_threadsafe(self.queue.put_nowait, item)
+
+    async def whole(self) -> str:
+        """All of the text, once it is there."""
+        parts = []
+        while (item := await self.queue.get()) is not None:
+            if self._error is not None:
+                raise self._error
+            parts.append(item)
+        return "".join(parts)
