@@ -1,6 +1,5 @@
 """One sequence over many devices: the operator over a process group, exact for values and gradients."""
 
-from cosformer.distributed.batch import shard_batch
 from cosformer.distributed.group import (
     SequenceGroup,
     SequenceParallelError,
@@ -17,5 +16,4 @@ __all__ = [
     "sequence_group",
     "sequence_mesh",
     "sequence_parallel_attention",
-    "shard_batch",
 ]

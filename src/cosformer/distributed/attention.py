@@ -167,6 +167,9 @@ class SplitAttention:
             own = self.state.positions
             positions = positions + (own if self.shard.packed is None else own[documents])
             seen += self.state.seen
+        if self.lengths is not None and self.horizon is not None:
+            # Padding may stand beyond the horizon; that no token does was made sure of for all ranks.
+            seen = min(seen, max(0, int(self.horizon) + 1 - self.shard.length))
         return CosformerState(sums[..., :-1], sums[..., -1], positions, seen, self.horizon)
 
     def _windowed(

@@ -226,7 +226,7 @@ def tie(out: Tensor, *others: Tensor | None) -> Tensor:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor | None, group: SequenceGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: SequenceGroup) -> Tensor:
         ctx.group = group
         total = x.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group.group)
@@ -234,18 +234,17 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group.group)
-        return grad, None, None
+        return grad, None
 
 
-def group_sum(x: Tensor, group: SequenceGroup, anchor: Tensor | None = None) -> Tensor:
-    """The sum over the ranks, on each of them. `anchor`: a tensor with gradients on every rank, where x may
-    have none on some."""
+def group_sum(x: Tensor, group: SequenceGroup) -> Tensor:
+    """The sum over the ranks, on each of them."""
     if group.size == 1:
         return x
-    total: Tensor = _Sum.apply(x, anchor, group)
+    total: Tensor = _Sum.apply(x, group)
     return total
 
 

@@ -164,7 +164,7 @@ def _final(call: SplitAttention, found: Found) -> CosformerState:
         x = x.masked_fill(~own.view(-1, *[1] * (x.dim() - 1)), 0)
         every = torch.cat([x.new_zeros((first, *x.shape[1:])), x])
         every = torch.cat([every, x.new_zeros((rows - len(every), *x.shape[1:]))])
-        total = group_sum(every, shard.group, anchor=call.k)
+        total = group_sum(every, shard.group)
         if was is None or shard.packed is None:
             return total
         return torch.where((owner < 0).view(-1, *[1] * (total.dim() - 1)), was, total)

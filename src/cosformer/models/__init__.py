@@ -23,6 +23,7 @@ from cosformer.models.horizon import HorizonError
 from cosformer.models.language import CosformerForCausalLM, CosformerForMaskedLM
 from cosformer.models.model import CosformerModel
 from cosformer.models.packing import PackingCollator
+from cosformer.models.split import sequence_parallel, shard_batch
 from cosformer.models.tokenizers import byte_tokenizer, token_fields, train_bpe
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "HorizonError",
     "PackingCollator",
     "byte_tokenizer",
+    "sequence_parallel",
+    "shard_batch",
     "token_fields",
     "train_bpe",
 ]

@@ -33,25 +33,59 @@ class _LanguageModel(CosformerPreTrainedModel):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Of hidden states [B, T, C]; logits for the columns to keep, None where the loss needs none."""
         config, pairs = self.config, self.training and self.config.head_loss == "one_vs_each"
-        if labels is not None and pairs:
+        group, targets = self.model.sequence_group, kwargs.get("shift_labels")
+        if targets is None and not self.causal:
+            targets = labels
+        if group is not None and (labels is not None or targets is not None):
+            return self._loss_over_group(hidden, labels, targets, kwargs, group)
+        if (labels is not None or targets is not None) and pairs:
             every = isinstance(keep, slice) and keep == slice(0, None)
             if not every:
                 raise ValueError("logits_to_keep must be left out where head_loss is one_vs_each.")
-            shift = int(self.causal)  # the target of a column is its own token, or the next one
-            loss = one_vs_each_loss(
-                hidden[:, : hidden.shape[1] - shift],
-                self.lm_head.weight,
-                labels[:, shift:],
-                samples=config.loss_samples,
-                num_items=kwargs.get("num_items_in_batch"),
-            )
+            if targets is None and labels is not None:  # the target of a column is the next token
+                loss = self._pairs_loss(hidden[:, :-1], labels[:, 1:], kwargs)
+            else:
+                assert targets is not None
+                loss = self._pairs_loss(hidden, targets, kwargs)
             return (self.lm_head(hidden) if config.loss_samples is None else None), loss
         logits = self.lm_head(hidden[:, keep])
-        if labels is None:
+        if labels is None and targets is None:
             return logits, None
         return logits, self.loss_function(
-            logits=logits, labels=labels, vocab_size=config.vocab_size, **_for_loss(kwargs)
+            logits=logits,
+            labels=targets if labels is None else labels,
+            vocab_size=config.vocab_size,
+            **_for_loss(kwargs),
         )
+
+    def _pairs_loss(self, hidden: Tensor, targets: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        items = kwargs.get("num_items_in_batch")
+        return one_vs_each_loss(
+            hidden, self.lm_head.weight, targets, samples=self.config.loss_samples, num_items=items
+        )
+
+    def _loss_over_group(
+        self, hidden: Tensor, labels: Tensor | None, targets: Tensor | None, kwargs: dict[str, Any], group: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The mean over the labels of all ranks, and the logits of this one."""
+        from cosformer.models import split
+
+        if targets is None:
+            raise ValueError(
+                "labels must come as shift_labels where a sequence is split over a group, as the target of the "
+                "last token is the next rank's: cut batches with shard_batch."
+            )
+        kwargs = {**kwargs}
+        if kwargs.get("num_items_in_batch") is None:
+            kwargs["num_items_in_batch"] = split.labels_that_count(targets, group)
+        logits = self.lm_head(hidden)
+        if self.training and self.config.head_loss == "one_vs_each":
+            loss = self._pairs_loss(hidden, targets, kwargs)
+        else:
+            loss = self.loss_function(
+                logits=logits, labels=targets, vocab_size=self.config.vocab_size, **_for_loss(kwargs)
+            )
+        return logits, split.token_loss(loss, group)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -80,7 +114,8 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """As `CosformerModel.forward`; labels [B, T] are input_ids, -100 where no loss is wanted.
+        """As `CosformerModel.forward`; labels [B, T] are input_ids, -100 where no loss is wanted (or
+        shift_labels, which are the targets of the columns themselves).
 
         The first token of a document is never predicted from another document, nor padding at all.
         """
@@ -162,5 +197,6 @@ class CosformerForMaskedLM(_LanguageModel):
 
 
 def _for_loss(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What transformers' losses understand: how many items the whole batch of a step has."""
-    return {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}
+    """What transformers' losses understand: how many items the whole batch of a step has, and labels that are
+    those of the next tokens already."""
+    return {name: kwargs[name] for name in ("num_items_in_batch", "shift_labels") if name in kwargs}
