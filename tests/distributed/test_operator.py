@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cosformer.distributed import exchange, sequence_parallel_attention
+from cosformer.distributed import sequence_parallel_attention
 from cosformer.ops import CosformerState, cosformer_attention
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}

@@ -3,6 +3,7 @@ another: importing torch four times would take longer than all tests."""
 
 import datetime
 import multiprocessing
+import time
 import traceback
 
 import torch
@@ -11,13 +12,13 @@ import torch.distributed as dist
 from cosformer.distributed import SequenceGroup
 
 SIZE = 4
-SECONDS = 60
+SECONDS = 30
 
 
 class Workers:
     def __init__(self, folder, size=SIZE):
         context = multiprocessing.get_context("fork")
-        self.pipes, self.processes = [], []
+        self.pipes, self.processes, self.broken = [], [], False
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_work, args=(rank, size, folder, theirs), daemon=True)
@@ -28,16 +29,20 @@ class Workers:
     def run(self, function, *args, size=SIZE):
         """What function(group, *args) returned on each of the first `size` ranks; group is of these. Raises
         where one of them did, or did not answer."""
+        assert not self.broken, "an earlier failure left the ranks apart"
+        self.broken = True
         for pipe in self.pipes[:size]:
             pipe.send((function, size, args))
-        found = []
-        for rank, pipe in enumerate(self.pipes[:size]):
+        found, end = [], time.monotonic() + 2 * SECONDS
+        for pipe in self.pipes[:size]:
             try:
-                found.append(pipe.recv() if pipe.poll(2 * SECONDS) else ("no answer", None))
+                answered = pipe.poll(max(0, end - time.monotonic()))
+                found.append(pipe.recv() if answered else ("no answer", None))
             except EOFError:
                 found.append(("died, as a rank does whose message another one did not expect", None))
         wrong = [f"rank {rank} of {size}:\n{error}" for rank, (error, _) in enumerate(found) if error]
         assert not wrong, "\n".join(wrong)
+        self.broken = False
         return [result for _, result in found]
 
     def close(self):

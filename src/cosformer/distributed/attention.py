@@ -1,9 +1,9 @@
 """The operator over a sequence that is cut into shards, one on each rank of a group.
 
-Heads without a window: each rank sums its own keys and values into a state (S, z), all states are gathered, and
-a rank adds those of the ranks its queries see: one message whose size does not depend on the length (LASP-2,
-Sun et al., 2025, arXiv:2502.07563). Heads with a window W: a shard gets the W - 1 keys and values before it
-(and behind it, where attention looks both ways) from its neighbours.
+Heads without a window: each rank sums its own keys and values into a state (S, z), all states are gathered,
+and a rank adds those of the ranks its queries see: one message whose size does not depend on the length
+(LASP-2, Sun et al., 2025, arXiv:2502.07563). Heads with a window W: a shard gets the W - 1 keys and values
+before it (and behind it, where attention looks both ways) from its neighbours.
 """
 
 from collections.abc import Sequence
@@ -205,8 +205,8 @@ class SplitAttention:
         return out, after, documents
 
     def _past(self, rows: slice, start: int, windows: Sequence[int]) -> CosformerState | None:
-        """Keys and values before the sequence, of documents that begin at `start` or behind it: of others they
-        are out of reach."""
+        """Keys and values before the sequence, of documents that begin at `start` or behind it: of others
+        they are out of reach."""
         state, shard = self.state, self.shard
         if state is None or state.keys is None or state.values is None:
             return None

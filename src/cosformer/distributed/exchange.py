@@ -59,8 +59,8 @@ class _InFlight:
 class Exchange:
     """The one exchange of an attention: sums go to all ranks, rows at the edges of a shard to its neighbours.
 
-    `begin` sends and returns at once; `end` waits. What is computed between the two, forward, and what belongs
-    to it, backward, is computed while the network works.
+    `begin` sends and returns at once; `end` waits. What is computed between the two, forward, and what
+    belongs to it, backward, is computed while the network works.
 
     Attributes:
         senders: for each slot of the sums, the ranks whose sums are added here.
@@ -91,8 +91,8 @@ class Exchange:
         return result
 
     def pieces(self, side: int) -> list[tuple[int, int]]:
-        """(distance of a rank, rows from it), nearest first, of the tokens before (-1) or behind (+1) a shard;
-        ranks beyond the ends included."""
+        """(distance of a rank, rows from it), nearest first, of the tokens before (-1) or behind (+1) a
+        shard; ranks beyond the ends included."""
         length, left = self._rows[1], self.before if side < 0 else self.behind
         found = []
         distance = 1
@@ -138,7 +138,7 @@ class _Begin(torch.autograd.Function):
         return like.new_zeros(())
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         x: Exchange = ctx.exchange
         assert x._flight is not None
@@ -171,7 +171,7 @@ class _End(torch.autograd.Function):
         return sums, _joined(x, received, -1), _joined(x, received, 1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(
         ctx: Any, d_sums: Tensor | None, d_before: Tensor | None, d_behind: Tensor | None
     ) -> tuple[None, Tensor]:
@@ -233,7 +233,7 @@ class _Sum(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group.group)
@@ -257,7 +257,7 @@ class _Gather(torch.autograd.Function):
         return every.unflatten(0, (group.size, -1))
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         own = grad.new_empty(grad.shape[1:])
         _reduce_scatter(own, grad.flatten(0, 1).contiguous(), group=ctx.group.group)

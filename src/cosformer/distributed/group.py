@@ -36,14 +36,14 @@ class SequenceGroup:
             group = group.get_group()
         if not dist.is_initialized():
             raise RuntimeError(
-                "a sequence group needs torch.distributed: call init_process_group first, or start with torchrun."
+                "a sequence group needs torch.distributed: start with torchrun and call init_process_group."
             )
         self.group = dist.group.WORLD if group is None else group
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         if self.rank < 0:
             raise ValueError(
-                f"process {dist.get_rank()} is not a member of this sequence group: give each process the group "
-                'it belongs to, as mesh["sequence"] of a DeviceMesh does.'
+                f"process {dist.get_rank()} is not a member of this sequence group: give each process the "
+                'group it belongs to, as mesh["sequence"] of a DeviceMesh does.'
             )
         self._control: ProcessGroup | None = None
 
@@ -65,8 +65,8 @@ class SequenceGroup:
         return self  # a copy of a model works with the same ranks
 
     def agree(self, call: str, error: Exception | None = None) -> None:
-        """Raises on every rank where one has an error, or makes another call than the rest. It takes a message
-        between hosts; no device is asked."""
+        """Raises on every rank where one has an error, or makes another call than the rest. It takes a
+        message between hosts; no device is asked."""
         if self.size == 1:
             if error is not None:
                 raise error
@@ -83,9 +83,9 @@ class SequenceGroup:
         odd = [rank for rank, words in enumerate(said) if words != usual]
         if odd:
             raise SequenceParallelError(
-                f"the ranks of a sequence group must make the same call, but rank {odd[0]} of {self.size} has "
-                f"{said[odd[0]][1:]}, and rank {said.index(usual)} has {usual[1:]}: give every rank a shard of "
-                "one batch, as shard_batch cuts it."
+                f"the ranks of a sequence group must make the same call, but rank {odd[0]} of {self.size} "
+                f"has {said[odd[0]][1:]}, and rank {said.index(usual)} has {usual[1:]}: give every rank a "
+                "shard of one batch, as shard_batch cuts it."
             )
 
     def _gather_words(self, words: str) -> list[str]:

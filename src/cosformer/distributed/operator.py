@@ -49,7 +49,7 @@ def sequence_parallel_attention(
         k: keys [B, L, Hk, D].
         v: values [B, L, Hk, Dv].
         group: a process group, one dimension of a DeviceMesh, or a `SequenceGroup`.
-        causal, horizon, windows, eps, backend: as in `cosformer_attention`; no horizon means the whole length.
+        causal, horizon, windows, eps, backend: as in `cosformer_attention`; no horizon: the whole length.
         key_mask: bool [B, L] of this shard.
         cu_seqlens: bounds of the documents in the whole sequence, the same on every rank; they may lie
             anywhere, and documents may reach over several shards.
@@ -66,8 +66,8 @@ def sequence_parallel_attention(
     ranks = sequence_group(group)
     if ranks.size == 1:
         return cosformer_attention(
-            q, k, v, causal=causal, horizon=horizon, windows=windows, key_mask=key_mask, cu_seqlens=cu_seqlens,
-            eps=eps, lengths=lengths, state=state, return_state=return_state, backend=backend,
+            q, k, v, causal=causal, horizon=horizon, windows=windows, key_mask=key_mask, eps=eps,
+            cu_seqlens=cu_seqlens, lengths=lengths, state=state, return_state=return_state, backend=backend,
         )  # fmt: skip
     shard, error = Shard(ranks, 1), None
     try:
@@ -75,7 +75,8 @@ def sequence_parallel_attention(
         check_call(q, k, v, key_mask, cu_seqlens, None, state)
         if q.shape[1] != k.shape[1]:
             raise ValueError(
-                f"q and k must have the same length L, that of a shard, but got {q.shape[1]} and {k.shape[1]}."
+                f"q and k must have the same length L, that of a shard, but got {q.shape[1]} and "
+                f"{k.shape[1]}."
             )
         if lengths is not None:
             check_lengths(lengths, k.shape[0], shard.total, k.device, cu_seqlens)

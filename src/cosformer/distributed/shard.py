@@ -96,9 +96,9 @@ class Shard:
         return slice(self.group.rank + 1, end + 1)
 
     def routes(self, causal: bool) -> tuple[list[Ranks], list[Ranks]]:
-        """Senders and receivers of the sums of an exchange. A slot for what comes from before, which is of the
-        senders' last documents; a second one, where a document may be seen from both sides and the first and
-        the last of a shard differ, for what comes from behind, of the senders' first ones."""
+        """Senders and receivers of the sums of an exchange. A slot for what comes from before, which is of
+        the senders' last documents; a second one, where a document may be seen from both sides and the first
+        and the last of a shard differ, for what comes from behind, of the senders' first ones."""
         if causal:
             return [(self.before,)], [(self.behind,)]
         if self.packed is None:
@@ -117,8 +117,8 @@ class Shard:
         return Part(a - self.start, b - self.start, own, None, slots, a - self.bounds[document])
 
     def parts(self, causal: bool) -> list[Part]:
-        """Documents that reach over the ends of the shard each by itself, as they add sums of other ranks; all
-        others in one packed call."""
+        """Documents that reach over the ends of the shard each by itself, as they add sums of other ranks;
+        all others in one packed call."""
         first, last = self.first, self.last
         if self.packed is None:
             return [self._part(0, (0,))]

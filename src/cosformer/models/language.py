@@ -65,15 +65,20 @@ class _LanguageModel(CosformerPreTrainedModel):
         )
 
     def _loss_over_group(
-        self, hidden: Tensor, labels: Tensor | None, targets: Tensor | None, kwargs: dict[str, Any], group: Any
+        self,
+        hidden: Tensor,
+        labels: Tensor | None,
+        targets: Tensor | None,
+        kwargs: dict[str, Any],
+        group: Any,
     ) -> tuple[Tensor, Tensor]:
         """The mean over the labels of all ranks, and the logits of this one."""
         from cosformer.models import split
 
         if targets is None:
             raise ValueError(
-                "labels must come as shift_labels where a sequence is split over a group, as the target of the "
-                "last token is the next rank's: cut batches with shard_batch."
+                "labels must come as shift_labels where a sequence is split over a group, as the target of "
+                "the last token is the next rank's: cut batches with shard_batch."
             )
         kwargs = {**kwargs}
         if kwargs.get("num_items_in_batch") is None:

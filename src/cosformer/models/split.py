@@ -1,7 +1,8 @@
-"""Models over a sequence that the ranks of a process group share: each holds a contiguous part of every row."""
+"""Models over a sequence that the ranks of a process group share: each holds a part of every row."""
 
+import itertools
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -12,44 +13,49 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from cosformer.distributed import SequenceGroup, Shard, sequence_group
 from cosformer.distributed.exchange import group_gather, group_sum
 from cosformer.distributed.group import AnyGroup
+from cosformer.models.config import CosformerConfig
 from cosformer.models.layout import unpredictable
 from cosformer.models.pooling import pool
 from cosformer.ops.packing import document_bounds
 
 M = TypeVar("M", bound=nn.Module)
 IGNORED = -100
+_PADDED = (
+    "attention_mask must have all padding at the end of the whole sequence where that is split over a group, "
+    "but there is some before a real token: cut batches with shard_batch, which moves it there."
+)
 
 
 def sequence_parallel(model: M, group: AnyGroup) -> M:
-    """Splits the sequences of a model over a process group, or one dimension of a DeviceMesh. From then on each
-    rank calls the model with its own shard of a batch (`shard_batch`), and all of them together.
+    """Splits the sequences of a model over a process group, or one dimension of a DeviceMesh. From then on
+    each rank calls the model with its own shard of a batch (`shard_batch`), and all of them together.
 
     Losses are means over all tokens of all ranks, the same on every rank. The mean over the ranks of the
     gradients is the gradient of the loss, as DDP and FSDP2 form it.
     """
-    ranks = sequence_group(group)
-    if getattr(model.config, "is_encoder_decoder", False):
+    ranks, config = sequence_group(group), cast(CosformerConfig, model.config)
+    if config.is_encoder_decoder:
         raise ValueError(
-            f"{type(model).__name__} cannot be split over a sequence group: its cross-attention reads a whole "
-            "source. Give each process whole sequences."
+            f"{type(model).__name__} cannot be split over a sequence group: its cross-attention reads a "
+            "whole source. Give each process whole sequences."
         )
-    unable = model.config.lacking("sequence_parallel")
+    unable = config.lacking("sequence_parallel")
     if unable is not None:
         raise ValueError(
-            f"attention {unable!r} cannot be split over a sequence group: its trait sequence_parallel is False. "
-            "Give each process whole sequences, or choose another attention."
+            f"attention {unable!r} cannot be split over a sequence group: its trait sequence_parallel is "
+            "False. Give each process whole sequences, or choose another attention."
         )
     for module in model.modules():
         if hasattr(module, "sequence_group"):
-            module.sequence_group = None if ranks.size == 1 else ranks
+            cast(Any, module).sequence_group = None if ranks.size == 1 else ranks
     return model
 
 
 def shard_batch(batch: Mapping[str, Any], group: AnyGroup, *, causal: bool) -> dict[str, Any]:
     """The shard of this rank of a batch that every rank of the group holds whole.
 
-    Tokens [B, T] are padded at the end to a multiple of the ranks; the padding is masked, or a document of its
-    own where documents are packed. Padding elsewhere is moved to the end. Labels of a causal model become
+    Tokens [B, T] are padded at the end to a multiple of the ranks; the padding is masked, or a document of
+    its own where documents are packed. Padding elsewhere is moved to the end. Labels of a causal model become
     `shift_labels`, so that a token at the end of a shard has the first of the next one as its target, and
     `num_items_in_batch` says how many labels count in the whole batch. What has no tokens is left as it is.
 
@@ -66,8 +72,8 @@ def shard_batch(batch: Mapping[str, Any], group: AnyGroup, *, causal: bool) -> d
             made |= _sharded(batch, ranks, causal, prefix, names[0])
     if batch.get("position_ids") is not None:
         raise ValueError(
-            "position_ids must be left out of a batch that is split over a sequence group: give cu_seqlens for "
-            "packed documents, attention_mask for padding."
+            "position_ids must be left out of a batch that is split over a sequence group: give cu_seqlens "
+            "for packed documents, attention_mask for padding."
         )
     return made
 
@@ -78,7 +84,9 @@ def _sharded(
     tokens = batch[name]
     rows, length = tokens.shape[:2]
     short = -length % ranks.size
-    own = slice(ranks.rank * (length + short) // ranks.size, (ranks.rank + 1) * (length + short) // ranks.size)
+    own = slice(
+        ranks.rank * (length + short) // ranks.size, (ranks.rank + 1) * (length + short) // ranks.size
+    )
     mask, cu_seqlens = batch.get(prefix + "attention_mask"), batch.get(prefix + "cu_seqlens")
     labels, made = batch.get("labels") if not prefix else None, dict[str, Any]()
     if labels is not None and labels.shape[:2] == tokens.shape[:2]:
@@ -167,12 +175,14 @@ def _shard(model: Any, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None
         if mask is not None or batch != 1:
             raise ValueError("cu_seqlens needs a batch of 1 (one packed row) and no attention_mask.")
         bounds = document_bounds(cu_seqlens, shard.total)
-        model.check_length(max(b - a for a, b in zip(bounds, bounds[1:], strict=False)), None)
+        model.check_length(max(b - a for a, b in itertools.pairwise(bounds)), None)
         return Shard(model.sequence_group, length, tuple(bounds))
     if mask is None:
         model.check_length(shard.total, None)
     else:
-        model.own_mask(mask, batch, length, 0)
+        own = model.own_mask(mask, batch, length, 0)
+        if own.device.type == "cpu" and (own[:, 1:] & ~own[:, :-1]).any():
+            raise ValueError(_PADDED)
     return shard
 
 
@@ -186,10 +196,7 @@ def _lengths(model: Any, mask: Tensor, shard: Shard) -> Tensor:
     if lengths.device.type == "cpu":  # elsewhere a look would wait for the device
         starts = torch.arange(shard.group.size)[:, None] * shard.length
         if not torch.equal(by_rank, (lengths - starts).clamp(0, shard.length)):
-            raise ValueError(
-                "attention_mask must have all padding at the end of the whole sequence, but a shard before the "
-                "last real token has some: cut batches with shard_batch, which moves it there."
-            )
+            raise ValueError(_PADDED)
     if model.limit is not None and shard.total > model.limit:
         model.check_length(int(lengths.max()), None)
     return lengths

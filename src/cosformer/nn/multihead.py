@@ -159,11 +159,9 @@ class MultiheadAttention(Projections):
             out = out * self.output_gate(query).view_as(out)
         return self.merge(out), after
 
-    def _over_group(
-        self, x: Tensor, rotate: Rotate | None, lengths: Tensor | None, shard: "Shard"
-    ) -> Tensor:
-        """Self-attention over a sequence group. Keys and values come first: what they send is on its way while
-        the queries and the gate are computed."""
+    def _over_group(self, x: Tensor, rotate: Rotate | None, lengths: Tensor | None, shard: "Shard") -> Tensor:
+        """Self-attention over a sequence group. Keys and values come first: what they send is on its way
+        while the queries and the gate are computed."""
         if self.convolution is not None:
             q, k, v, _ = self._convolved(*self.project(x, None, None), shard=shard, lengths=lengths)
         else:
