@@ -2,14 +2,17 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from cosformer.attention.traits import Traits
 from cosformer.ops.one_token import StepWeights
+
+if TYPE_CHECKING:
+    from cosformer.distributed.shard import Shard
 
 S = TypeVar("S", bound="State")
 
@@ -174,6 +177,19 @@ class Attention(nn.Module, ABC):
         return_state: bool,
     ) -> tuple[Tensor, State | None]:
         """The mechanism itself; only what its traits claim is ever asked of it."""
+
+    def split(
+        self, k: Tensor, v: Tensor, shard: "Shard", *, causal: bool, lengths: Tensor | None
+    ) -> Callable[[Tensor], Tensor]:
+        """Attention over a sequence that the ranks of a group share: sends what others need of this shard's
+        keys and values [B, L, Hk, .], and returns the function from its queries [B, L, H, D] to the output.
+
+        `lengths` int64 [B] says how many columns of the whole sequence belong to each row.
+        """
+        raise ValueError(
+            f"attention {self.name!r} cannot be split over a sequence group: its trait sequence_parallel is "
+            "False. Give each process whole sequences, or choose another attention."
+        )
 
     def attend_token(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, weights: StepWeights, seen: int, into: Any = None

@@ -5,8 +5,10 @@ o_i = sum_j w_ij v_j / max(sum_j w_ij, eps),   w_ij = (ReLU(q_i) . ReLU(k_j)) co
 A head with a window W has W in place of M, and no weight beyond it: |i - j| < W.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from cosformer.attention.base import Attention
@@ -17,6 +19,9 @@ from cosformer.ops.backends import NAMES
 from cosformer.ops.checks import epsilon, positive
 from cosformer.ops.one_token import StepWeights, empty_like, one_token
 from cosformer.ops.windows import check_windows, public
+
+if TYPE_CHECKING:
+    from cosformer.distributed.shard import Shard
 
 
 @register("cosformer")
@@ -37,7 +42,7 @@ class Cosformer(Attention):
         paper="cosFormer: Rethinking Softmax in Attention, arXiv:2202.08791",
         cost="linear",
         causal=True, bidirectional=True, cross=True, key_mask=True, cu_seqlens=True, recurrent=True,
-        packed_state=True, constant_state=True, grouped_heads=True,
+        packed_state=True, constant_state=True, grouped_heads=True, sequence_parallel=True,
     )  # fmt: skip
     state_type = CosformerState
     takes_lengths = True
@@ -94,6 +99,23 @@ class Cosformer(Attention):
             backend=self.backend,
         )
         return (result, None) if isinstance(result, Tensor) else result
+
+    def split(
+        self, k: Tensor, v: Tensor, shard: "Shard", *, causal: bool, lengths: Tensor | None
+    ) -> Callable[[Tensor], Tensor]:
+        """One state goes to all ranks, whatever the length; windows get their W - 1 neighbours."""
+        from cosformer.distributed.attention import SplitAttention
+
+        horizon = float(shard.total) if self.horizon is None else self.horizon
+        call = SplitAttention(
+            k, v, shard, causal=causal, horizon=horizon, windows=self.windows, lengths=lengths, eps=self.eps,
+            backend=self.backend,
+        )  # fmt: skip
+        if lengths is None:
+            return lambda q: call(q)[0]
+        padding = torch.arange(shard.start, shard.stop, device=k.device) >= lengths[:, None]
+        # Padding may stand beyond the horizon, where a denominator can vanish.
+        return lambda q: call(q)[0].masked_fill(padding[..., None, None], 0)
 
     def attend_token(
         self,

@@ -5,8 +5,9 @@ o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j
 A head with a window W sees the keys with |i - j| < W alone: the control for the windows of cosFormer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,9 @@ from cosformer.attention.traits import Traits
 from cosformer.attention.visible import visible, windows_of_heads, within_windows
 from cosformer.ops.one_token import StepWeights
 from cosformer.ops.packing import document_bounds
+
+if TYPE_CHECKING:
+    from cosformer.distributed.shard import Shard
 
 
 @register("softmax")
@@ -37,7 +41,7 @@ class Softmax(Attention):
         paper="Attention Is All You Need, arXiv:1706.03762",
         cost="quadratic",
         causal=True, bidirectional=True, cross=True, key_mask=True, cu_seqlens=True, recurrent=True,
-        grouped_heads=True,
+        grouped_heads=True, sequence_parallel=True,
     )  # fmt: skip
     state_type = KeyValueState
 
@@ -76,6 +80,15 @@ class Softmax(Attention):
             k, v, key_mask = after.keys, after.values, after.mask
         out = _softmax(q, k, v, causal, offset, key_mask, near)
         return out, after if return_state else None
+
+    def split(
+        self, k: Tensor, v: Tensor, shard: "Shard", *, causal: bool, lengths: Tensor | None
+    ) -> Callable[[Tensor], Tensor]:
+        """Every rank gets all keys and values, and computes its own queries: what is sent grows with the
+        length, as it must."""
+        from cosformer.distributed.gathered import with_all_keys
+
+        return with_all_keys(self, k, v, shard, causal=causal, lengths=lengths)
 
     def attend_token(
         self,

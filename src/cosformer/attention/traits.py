@@ -24,6 +24,7 @@ class Traits:
         packed_state: states come and go for each document of a packed row.
         constant_state: the state is as large after a million tokens as after one.
         grouped_heads: a key head may serve several query heads.
+        sequence_parallel: one sequence can be split over a process group (`Attention.split`).
         random: it works with numbers that are drawn, and not learned.
         reads: which of q, k and v have a part in the output; modules project no others.
     """
@@ -39,6 +40,7 @@ class Traits:
     packed_state: bool = False
     constant_state: bool = False
     grouped_heads: bool = False
+    sequence_parallel: bool = False
     random: bool = False
     reads: Reads = "qkv"
 

@@ -28,6 +28,7 @@ from cosformer.models.horizon import HorizonError
 from cosformer.models.language import CosformerForCausalLM, CosformerForMaskedLM
 from cosformer.models.model import CosformerModel
 from cosformer.models.packing import PackingCollator
+from cosformer.models.split import sequence_parallel, shard_batch
 from cosformer.models.tagging import CosformerForQuestionAnswering, CosformerForTokenClassification
 from cosformer.models.tokenizers import byte_tokenizer, token_fields, train_bpe
 
@@ -45,6 +46,8 @@ __all__ = [
     "HorizonError",
     "PackingCollator",
     "byte_tokenizer",
+    "sequence_parallel",
+    "shard_batch",
     "token_fields",
     "train_bpe",
 ]

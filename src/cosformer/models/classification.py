@@ -50,7 +50,12 @@ class _Classifier(CosformerPreTrainedModel):
             output_hidden_states=kwargs.get("output_hidden_states"),
             output_attentions=kwargs.get("output_attentions"),
         )
-        return pool(outputs.last_hidden_state, attention_mask, self.config.pooling), outputs.hidden_states
+        hidden, group = outputs.last_hidden_state, self.model.sequence_group
+        if group is not None:
+            from cosformer.models.split import pool_over_group
+
+            return pool_over_group(hidden, attention_mask, self.config.pooling, group), outputs.hidden_states
+        return pool(hidden, attention_mask, self.config.pooling), outputs.hidden_states
 
     def _output(self, logits: Tensor, labels: Tensor | None, hidden: Any) -> SequenceClassifierOutput:
         loss = None

@@ -6,12 +6,14 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 from transformers.utils import can_return_tuple
 
+from cosformer.distributed.exchange import group_sum
 from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import read_in_pieces
+from cosformer.models.split import labels_that_count
 from cosformer.models.targets import next_tokens, without
 from cosformer.nn import one_vs_each_loss
 
@@ -33,26 +35,26 @@ class _LanguageModel(CosformerPreTrainedModel):
     ) -> tuple[Tensor | None, Tensor | None]:
         """Of hidden states [B, T, C] and the targets of all columns [B, T]; logits for the columns to keep,
         None where the loss needs none."""
-        config, pairs = self.config, self.training and self.config.head_loss == "one_vs_each"
-        if targets is not None and pairs:
+        config, group, items = self.config, self.model.sequence_group, kwargs.get("num_items_in_batch")
+        if group is not None and targets is not None and items is None:
+            items = labels_that_count(targets, group)
+        if targets is not None and self.training and config.head_loss == "one_vs_each":
             every = isinstance(keep, slice) and keep == slice(0, None)
             if not every:
                 raise ValueError("logits_to_keep must be left out where head_loss is one_vs_each.")
             loss = one_vs_each_loss(
-                hidden,
-                self.lm_head.weight,
-                targets,
-                samples=config.loss_samples,
-                num_items=kwargs.get("num_items_in_batch"),
+                hidden, self.lm_head.weight, targets, samples=config.loss_samples, num_items=items
             )
-            return (self.lm_head(hidden) if config.loss_samples is None else None), loss
-        logits = self.lm_head(hidden[:, keep])
-        if targets is None:
-            return logits, None
-        more = {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}
-        if self.causal:
-            more["shift_labels"] = targets  # transformers' loss would move labels itself
-        return logits, self.loss_function(logits=logits, labels=targets, vocab_size=config.vocab_size, **more)
+            logits = self.lm_head(hidden) if config.loss_samples is None else None
+        else:
+            logits = self.lm_head(hidden[:, keep])
+            if targets is None:
+                return logits, None
+            more = {} if items is None else {"num_items_in_batch": items}
+            if self.causal:
+                more["shift_labels"] = targets  # transformers' loss would move labels itself
+            loss = self.loss_function(logits=logits, labels=targets, vocab_size=config.vocab_size, **more)
+        return logits, loss if group is None else group_sum(loss, group)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -119,6 +121,13 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         documents = (attention_mask, position_ids, cu_seqlens)
+        if self.model.sequence_group is not None:  # where documents begin is said of the whole text
+            documents = (None, None, None)
+            if labels is not None:
+                raise ValueError(
+                    "labels must come as shift_labels where a sequence is split over a group, as the target "
+                    "of the last token is the next rank's: cut batches with shard_batch."
+                )
         targets = next_tokens(labels, shift_labels, *documents, kwargs.get("ignore_index"))
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, targets, kwargs)
         return CausalLMOutputWithPast(

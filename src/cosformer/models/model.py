@@ -32,6 +32,8 @@ class CosformerModel(CosformerPreTrainedModel):
         cross_attention: the layers also look at encoder_hidden_states.
     """
 
+    sequence_group: Any = None  # the ranks that share its sequences, where `sequence_parallel` gave it some
+
     def __init__(self, config: CosformerConfig, *, cross_attention: bool = False):
         config.check()
         if config.is_encoder_decoder:
@@ -91,6 +93,17 @@ class CosformerModel(CosformerPreTrainedModel):
             only_state: of this call nothing but the cache is wanted; a row may then have no token in it.
         """
         output_hidden_states = self.hidden_states_wanted(output_hidden_states, output_attentions)
+        if self.sequence_group is not None:
+            from cosformer.models import split
+
+            refused = {
+                "past_key_values": past_key_values, "use_cache": use_cache, "position_ids": position_ids,
+                "encoder_hidden_states": encoder_hidden_states,
+            }  # fmt: skip
+            bounds = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
+            return split.forward(
+                self, input_ids, inputs_embeds, attention_mask, bounds, output_hidden_states, refused
+            )
         x = self._embed(input_ids, inputs_embeds)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)

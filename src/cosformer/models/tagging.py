@@ -17,6 +17,8 @@ from cosformer.models.targets import IGNORED, without
 class _Tagger(CosformerPreTrainedModel):
     """The model, and a number of scores for each token."""
 
+    splits_sequences = False
+
     def __init__(self, config: CosformerConfig):
         super().__init__(config.for_head(type(self).__name__, causal=None))
         self.num_labels = config.num_labels

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
@@ -12,6 +12,9 @@ from cosformer.nn.feedforward import FeedForward
 from cosformer.nn.multihead import MultiheadAttention
 from cosformer.nn.state import TokenStep
 from cosformer.positions.base import Rotate
+
+if TYPE_CHECKING:
+    from cosformer.distributed.shard import Shard
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,10 @@ class Block(nn.Module):
         return_state: bool = False,
         memory: Memory | None = None,
         step: TokenStep | None = None,
+        shard: "Shard | None" = None,
     ) -> BlockOutput:
-        """x [B, T, width], source [B, S, width]; with `return_state` also the states after this call. `step`:
-        see `MultiheadAttention`.
+        """x [B, T, width], source [B, S, width]; with `return_state` also the states after this call. `step`
+        and `shard`: see `MultiheadAttention`.
 
         (Both carry gradients, so both are positional: reentrant checkpointing sees no others.)
         """
@@ -93,6 +97,7 @@ class Block(nn.Module):
             state=state,
             return_state=return_state,
             step=step,
+            shard=shard,
         )
         x = self._after(x, y, self.attention_norm)
         memory_state = None

@@ -7,11 +7,16 @@ What lies outside of a token's own document, or in padding, is 0. The weights ar
 identity, so that small ones leave the tokens nearly as they came.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosformer.ops.checks import flag, positive_int
+
+if TYPE_CHECKING:
+    from cosformer.distributed.shard import Shard
 
 
 class ShortConvolution(nn.Module):
@@ -75,6 +80,17 @@ class ShortConvolution(nn.Module):
         if cu_seqlens is None:
             return self._rows(x, lengths, state, return_state)
         return self._packed(x, cu_seqlens, state, return_state)
+
+    def over_group(self, x: Tensor, shard: "Shard", lengths: Tensor | None) -> Tensor:
+        """y [B, L, channels] of the shard of one rank; `lengths` [B] counts columns of the whole sequence."""
+        from cosformer.distributed.halo import with_neighbours
+
+        if lengths is not None:
+            lengths = (lengths - shard.start).clamp(0, shard.length)
+        x = _without_padding(x, None, lengths)
+        around, left, bounds = with_neighbours(x, shard, self.distances[-1], -self.distances[0])
+        y, _ = self(around, cu_seqlens=bounds)
+        return y[:, left : left + shard.length]
 
     def _rows(
         self, x: Tensor, lengths: Tensor | None, state: Tensor | None, return_state: bool

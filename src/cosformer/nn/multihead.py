@@ -1,6 +1,6 @@
 """Multi-head attention around any registered mechanism."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from cosformer.nn.projections import Projections
 from cosformer.nn.state import ConvolvedState, TokenStep
 from cosformer.ops.checks import flag
 from cosformer.positions.base import Rotate
+
+if TYPE_CHECKING:
+    from cosformer.distributed.shard import Shard
 
 
 class MultiheadAttention(Projections):
@@ -100,14 +103,18 @@ class MultiheadAttention(Projections):
         state: State | None = None,
         return_state: bool = False,
         step: TokenStep | None = None,
+        shard: "Shard | None" = None,
     ) -> tuple[Tensor, State | None]:
         """[B, Tq, embed_dim] and, with `return_state`, the state after this call's keys (else None): that of
         the mechanism, or a `ConvolvedState` around it.
 
         `rotate` is what a position does (its `rotation`) to the heads of q and k [B, T, heads, head_dim];
         `step` says that this is one token a row behind `state`, for which the mechanism has a shorter way;
-        the other arguments are the mechanism's.
+        `shard` says that the tokens are a part of a sequence that the ranks of a group share, of which
+        `lengths` then speaks; the other arguments are the mechanism's.
         """
+        if shard is not None:
+            return self._over_group(query, rotate, lengths, shard), None
         q, k, v = self.project(query, key, value)
         inputs = None
         if self.convolution is not None:
@@ -152,6 +159,30 @@ class MultiheadAttention(Projections):
             out = out * self.output_gate(query).view_as(out)
         return self.merge(out), after
 
+    def _over_group(self, x: Tensor, rotate: Rotate | None, lengths: Tensor | None, shard: "Shard") -> Tensor:
+        """Self-attention over a sequence group. Keys and values come first: what they send is on its way
+        while the queries and the gate are computed."""
+        if self.convolution is not None:
+            q, k, v, _ = self._convolved(*self.project(x, None, None), shard=shard, lengths=lengths)
+        else:
+            k, v = (self.keys_or_values(x, projection) for projection in (self.k_proj, self.v_proj))
+        if self.k_norm is not None:
+            k = self.k_norm(k)
+        if rotate is not None:
+            k = rotate(k, key=True)
+        attend = self.attention.split(k, v, shard, causal=self.causal, lengths=lengths)
+        if self.convolution is None:
+            q = self.queries(x)
+        if self.q_norm is not None:
+            q = self.q_norm(q)
+        if rotate is not None:
+            q = rotate(q)
+        gate = None if self.output_gate is None else self.output_gate(x)
+        out = attend(q)
+        if self.output_norm is not None:
+            out = self.output_norm(out)
+        return self.merge(out if gate is None else out * gate.view_as(out))
+
     def _convolved(
         self, q: Tensor, k: Tensor, v: Tensor, **how: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -160,7 +191,10 @@ class MultiheadAttention(Projections):
         projected = {"q": (self.q_proj, q), "k": (self.k_proj, k), "v": (self.v_proj, v)}
         names = [name for name, (projection, _) in projected.items() if projection is not None]
         x = torch.cat([projected[name][1].flatten(-2) for name in names], -1)
-        x, inputs = self.convolution(x, **how)
+        if "shard" in how:
+            x, inputs = self.convolution.over_group(x, **how), None
+        else:
+            x, inputs = self.convolution(x, **how)
         heads = {
             name: part.unflatten(-1, (-1, self.head_dim))
             for name, part in zip(names, x.split(self.widths, -1), strict=True)

@@ -76,10 +76,17 @@ class Projections(nn.Module):
                 raise TypeError(f"{name} must be a tensor [B, T, {width}], but got {type(x).__name__}.")
             if x.dim() != 3 or x.shape[-1] != width:
                 raise ValueError(f"{name} must have shape [B, T, {width}], but got {list(x.shape)}.")
-        v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, -1))
-        q = (query if self.q_proj is None else self.q_proj(query)).unflatten(-1, (self.num_heads, -1))
-        k = v if self.k_proj is None else self.k_proj(key).unflatten(-1, (self.num_kv_heads, -1))
-        return q, k, v
+        v = self.keys_or_values(value, self.v_proj)
+        k = v if self.k_proj is None else self.keys_or_values(key, self.k_proj)
+        return self.queries(query), k, v
+
+    def queries(self, x: Tensor) -> Tensor:
+        return (x if self.q_proj is None else self.q_proj(x)).unflatten(-1, (self.num_heads, -1))
+
+    def keys_or_values(self, x: Tensor, projection: nn.Linear | None) -> Tensor:
+        assert projection is not None
+        heads: Tensor = projection(x).unflatten(-1, (self.num_kv_heads, -1))
+        return heads
 
     def merge(self, heads: Tensor) -> Tensor:
         """[B, T, num_heads, head_dim] as [B, T, embed_dim]."""

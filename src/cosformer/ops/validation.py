@@ -13,12 +13,15 @@ from cosformer.ops.windows import Windows, check_windows, state_rows
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def mask_of_lengths(lengths: Tensor, key_mask: Tensor | None, k: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+def check_lengths(
+    lengths: Tensor, rows: int, columns: int, device: torch.device, cu_seqlens: Tensor | None
+) -> None:
+    """Whether `lengths` can be how many of these columns belong to each row."""
     if not isinstance(lengths, Tensor) or lengths.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"lengths must be an integer tensor [B], but got {_described(lengths)}.")
-    if lengths.shape != k.shape[:1] or lengths.device != k.device:
+    if lengths.shape != (rows,) or lengths.device != device:
         raise ValueError(
-            f"lengths must have shape [B] = {_shape(k)[:1]} on {k.device}, but got {_shape(lengths)} on "
+            f"lengths must have shape [B] = [{rows}] on {device}, but got {_shape(lengths)} on "
             f"{lengths.device}."
         )
     if cu_seqlens is not None:
@@ -26,11 +29,15 @@ def mask_of_lengths(lengths: Tensor, key_mask: Tensor | None, k: Tensor, cu_seql
     # Looked at where that is free: a GPU would be waited for, and a graph cannot look.
     if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
         least, most = (int(n) for n in lengths.aminmax())
-        if least < 0 or most > k.shape[1]:
+        if least < 0 or most > columns:
             raise ValueError(
-                f"lengths must be from 0 to Tk = {k.shape[1]}, the columns of k, but got "
+                f"lengths must be from 0 to Tk = {columns}, the columns of k, but got "
                 f"{least if least < 0 else most}."
             )
+
+
+def mask_of_lengths(lengths: Tensor, key_mask: Tensor | None, k: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    check_lengths(lengths, k.shape[0], k.shape[1], k.device, cu_seqlens)
     real = torch.arange(k.shape[1], device=k.device) < lengths[:, None]
     return real if key_mask is None else real & key_mask
 

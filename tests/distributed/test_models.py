@@ -1,0 +1,168 @@
+"""A model whose sequences are split over a group is the model: hidden states, losses, gradients."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cosformer.models import (
+    CosformerConfig,
+    CosformerForCausalLM,
+    CosformerForMaskedLM,
+    CosformerForSequenceClassification,
+    sequence_parallel,
+    shard_batch,
+)
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 40,
+    "intermediate_size": 48,
+    "initializer_range": 0.25,
+}
+MODELS = {
+    "causal": (CosformerForCausalLM, {}),
+    "both ways": (CosformerForMaskedLM, {}),
+    "rotary": (CosformerForCausalLM, {"position": "rotary"}),
+    "learned": (CosformerForMaskedLM, {"position": "learned"}),
+    "everything": (
+        CosformerForCausalLM,
+        {
+            "conv_size": 4, "qk_norm": True, "output_norm": True, "output_gate": "silu", "position": "rotary",
+            "attention_parameters": {"windows": [3, None]}, "norm": "rms", "feed_forward": "gated",
+        },
+    ),
+    "windows both ways": (
+        CosformerForMaskedLM,
+        {"conv_size": 3, "attention_parameters": {"windows": [4, 16]}, "pre_norm": False},
+    ),
+    "mixed": (
+        CosformerForCausalLM,
+        {
+            "attention": ["cosformer", "softmax"], "position": "rotary",
+            "attention_parameters": [{"windows": [None, 5]}, {"windows": [4, None]}],
+        },
+    ),
+    "pairs of classes": (CosformerForCausalLM, {"head_loss": "one_vs_each"}),
+    "mean": (CosformerForSequenceClassification, {"pooling": "mean"}),
+    "max": (CosformerForSequenceClassification, {"pooling": "max", "causal": True}),
+    "cls": (CosformerForSequenceClassification, {"pooling": "cls"}),
+}  # fmt: skip
+BATCHES = ("whole", "uneven", "right", "left", "packed", "uneven packed", "longest")
+
+
+def build(name, dtype=torch.float32):
+    kind, options = MODELS[name]
+    torch.manual_seed(1)
+    return kind(CosformerConfig(**SMALL, **options)).to(dtype).train()
+
+
+def batch_of(kind, model, size):
+    g = torch.Generator().manual_seed(3)
+    length = {"whole": 6 * size, "longest": 40, "uneven packed": 6 * size - 1}.get(kind, 5 * size + 1)
+    rows = 1 if "packed" in kind else 3
+    ids = torch.randint(0, 32, (rows, length), generator=g)
+    batch = {"input_ids": ids, "labels": ids.clone()}
+    if kind in ("right", "left"):
+        counts = torch.tensor([length, 2, length // 2 + 1])
+        mask = torch.arange(length) < counts[:, None]
+        batch["attention_mask"] = (mask if kind == "right" else mask.flip(1)).long()
+    if "packed" in kind:
+        batch["cu_seqlens"] = torch.tensor([0, 2, 2, length // 2 + 2, length - 1, length])
+    if isinstance(model, CosformerForMaskedLM):
+        batch["labels"][torch.rand(ids.shape, generator=g) < 0.6] = -100
+        if "attention_mask" in batch:
+            batch["labels"][batch["attention_mask"] == 0] = -100
+    elif isinstance(model, CosformerForSequenceClassification):
+        batch["labels"] = torch.tensor([0, 1, 1])
+    return batch
+
+
+def gradients(model):
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def mean_gradients(model, group):
+    found = gradients(model)
+    for grad in found.values():
+        dist.all_reduce(grad, group=group.group)
+        grad /= group.size
+    return found
+
+
+def compared(found, expected, tolerance):
+    """Relative to the largest gradient of the model."""
+    assert found.keys() == expected.keys()
+    scale = max(x.abs().max() for x in expected.values()).clamp_min(1)
+    for name, x in expected.items():
+        error = (found[name] - x).abs().max() / scale
+        assert error < tolerance, f"{name}: {error}"
+
+
+def hidden_states(group, names, kinds):
+    """What every token gets, and its gradients, in float64 (transformers' losses are float32 at best)."""
+    for name in names:
+        whole = build(name, torch.float64).model
+        split = sequence_parallel(copy.deepcopy(whole), group)
+        for kind in kinds:
+            batch = batch_of(kind, whole, group.size)
+            del batch["labels"]
+            shard = shard_batch(batch, group, causal=bool(whole.config.causal))
+            length = shard["input_ids"].shape[1]
+            weight = torch.randn(3, length * group.size, 32, dtype=torch.float64)
+            try:
+                expected = whole(**batch).last_hidden_state
+                found = split(**shard).last_hidden_state
+                own = slice(group.rank * length, min((group.rank + 1) * length, expected.shape[1]))
+                real = batch.get("attention_mask", torch.ones(expected.shape[:2]))[:, own, None]
+                wanted, got = expected[:, own] * real, found[:, : real.shape[1]] * real
+                assert (got - wanted).abs().max() < 1e-10
+                rows = slice(0, len(expected))
+                mask = batch.get("attention_mask", torch.ones(expected.shape[:2]))[..., None]
+                (expected * mask * weight[rows, : expected.shape[1]]).sum().backward()
+                (got * weight[rows, own]).sum().backward()
+                summed = {name: x * group.size for name, x in mean_gradients(split, group).items()}
+                compared(summed, gradients(whole), 1e-10)
+            except Exception as error:
+                raise AssertionError(f"{name}, {kind}") from error
+            whole.zero_grad()
+            split.zero_grad()
+
+
+def losses(group, names, kinds):
+    """Loss and gradients of heads, in float32."""
+    for name in names:
+        whole = build(name)
+        split = sequence_parallel(copy.deepcopy(whole), group)
+        for kind in kinds:
+            if "packed" in kind and isinstance(whole, CosformerForSequenceClassification):
+                continue
+            batch = batch_of(kind, whole, group.size)
+            try:
+                expected = whole(**batch)
+                expected.loss.backward()
+                found = split(**shard_batch(batch, group, causal=bool(whole.config.causal)))
+                found.loss.backward()
+                assert abs(found.loss - expected.loss) < 1e-5 * max(1, abs(expected.loss))
+                compared(mean_gradients(split, group), gradients(whole), 1e-5)
+            except Exception as error:
+                raise AssertionError(f"{name}, {kind}") from error
+            whole.zero_grad()
+            split.zero_grad()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_hidden_states(workers, size):
+    names = ("rotary", "learned", "everything", "windows both ways", "mixed")
+    workers.run(hidden_states, names, ("uneven", "right", "packed"), size=size)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_losses_and_gradients(workers, size):
+    kinds = BATCHES if size == 3 else ("uneven", "left", "uneven packed")
+    workers.run(losses, tuple(MODELS), kinds, size=size)
