@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cosformer.models import CosformerForCausalLM, step
+from cosformer.models.captured import tensors_of
 from tests.models.tiny import PADDINGS, build, close, padded_batch, tokens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
@@ -42,6 +43,40 @@ def test_compiled_tokens_are_those_of_no_cache(changes):
         ids = tokens(2, 7)
         expected = generate(net, ids, use_cache=False, **mode)
         assert torch.equal(generate(net, ids, cache_implementation="static", **mode), expected)
+
+
+@EACH_MODEL
+def test_captured_tokens_are_those_of_no_cache(changes):
+    """Without being asked: padded, in every mode, and with other weights than those that were captured."""
+    net = model(changes)
+    for ids, mask in (padded_batch(PADDINGS[kind])[:2] for kind in ("left", "inside")):
+        out = generate(net, ids, attention_mask=mask.cuda())
+        assert torch.equal(out, generate(net, ids, attention_mask=mask.cuda(), disable_compile=True))
+    ids, net._decoding = tokens(2, 7), None
+    for mode in ({}, {"do_sample": True}, {"num_beams": 3}):
+        expected = generate(net, ids, use_cache=False, **mode)
+        assert torch.equal(generate(net, ids, **mode), expected)
+    assert net._decoding.settings is None
+    first = net.model.layers[0]
+    with torch.no_grad():
+        first.attention.q_proj.weight.mul_(-1)
+    assert torch.equal(generate(net, ids), generate(net, ids, use_cache=False))
+    first.attention.v_proj.weight = torch.nn.Parameter(-first.attention.v_proj.weight)
+    assert torch.equal(generate(net, ids), generate(net, ids, use_cache=False))
+    hook = first.register_forward_hook(lambda *call: None)
+    net._decoding = None
+    generate(net, ids)
+    assert net._decoding is None  # what a hook does is not known
+    hook.remove()
+
+
+def test_what_was_kept_does_not_change():
+    net = model(MODELS["windows, conv, gate"])
+    cache = generate(net, tokens(2, 7), return_dict_in_generate=True).past_key_values
+    kept = [x.clone() for layer in cache.layers for x in tensors_of(layer.state)]
+    generate(net, tokens(2, 9))  # takes the place of the first
+    now = [x for layer in cache.layers for x in tensors_of(layer.state)]
+    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
 
 
 @EACH_MODEL

@@ -271,3 +271,36 @@ def test_a_copy_of_a_model_has_its_own_graph():
     other.lm_head.weight.data.neg_()
     assert not torch.equal(generate(other, ids, **compiled()), expected)
     assert torch.equal(generate(net, ids, **compiled()), expected)
+
+
+def test_what_can_be_captured(monkeypatch):
+    """On CUDA, without being asked: nothing but weights and states may decide what a step computes."""
+    net = build(CosformerForCausalLM, torch.float32, **MODELS["mixed"])
+    asked = net.generation_config
+    assert not net._can_capture(asked)  # a CPU has no graphs
+    monkeypatch.setattr(CosformerForCausalLM, "device", torch.device("cuda"))
+    assert net._can_capture(asked)
+    for options in ({"disable_compile": True}, {"max_new_tokens": 3}, {"compile_config": CompileConfig()}):
+        assert not net._can_capture(replaced(asked, **options))
+    layer = net.model.layers[0]
+    hook = layer.register_forward_hook(lambda *call: None)
+    assert not net._can_capture(asked)
+    hook.remove()
+    layer.forward = layer.forward
+    assert not net._can_capture(asked)
+    del layer.forward
+
+    class Adapter(torch.nn.Linear):
+        pass
+
+    layer.attention.q_proj = Adapter(32, 32)
+    assert not net._can_capture(asked)
+    grows = build(CosformerForCausalLM, torch.float32, **MODELS["softmax among others"])
+    assert not grows._can_capture(asked)
+
+
+def replaced(config, **changes):
+    config = copy.deepcopy(config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return config

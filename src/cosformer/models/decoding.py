@@ -1,5 +1,5 @@
-"""Steps of one token a row as one compiled graph, over tensors that stay where they are: on a CUDA device
-they are captured once and replayed for each token.
+"""Steps of one token a row as one graph, over tensors that stay where they are: on a CUDA device they are
+captured once, compiled or as they are, and replayed for each token.
 
 The tensors belong to the model, for one batch size at a time, and are lent to one cache at a time: a second
 generation of the same batch size finds the graph as it was captured. A cache whose place another one takes
@@ -20,6 +20,7 @@ from cosformer.attention import State
 from cosformer.attention.growing import GrowingState
 from cosformer.models.cache import CosformerCache
 from cosformer.models.cache_layer import overwrite
+from cosformer.models.captured import CapturedStep
 from cosformer.models.step import through_layers
 from cosformer.nn import ConvolvedState
 
@@ -32,17 +33,22 @@ class Decoding:
 
     Args:
         model: whose steps they are.
-        settings: arguments of `torch.compile`.
+        settings: arguments of `torch.compile`; None: steps are captured as they are (captured.py).
     """
 
-    def __init__(self, model: "CosformerForCausalLM", settings: dict[str, Any]):
+    def __init__(self, model: "CosformerForCausalLM", settings: dict[str, Any] | None):
         self.model, self.settings = model, settings
-        self.call = torch.compile(_token, **settings)
+        self.call: Any = CapturedStep(_token) if settings is None else torch.compile(_token, **settings)
         self.states: list[State] = []
         self.positions: Tensor | None = None
         self.column = torch.empty(0)
         self.columns = 0  # that states which grow have room for
         self._owner: weakref.ref[CosformerCache] | None = None
+
+    def begin(self) -> None:
+        """Before a text."""
+        if isinstance(self.call, CapturedStep):
+            self.call.look(self.model)
 
     def step(self, ids: Tensor, cache: CosformerCache) -> Tensor | None:
         """Logits [B, 1, vocabulary] of tokens ids [B, 1], every one of them real, behind a cache that this

@@ -10,6 +10,7 @@ from transformers.generation.configuration_utils import CompileConfig
 from transformers.utils import logging
 
 from cosformer.models.cache import CosformerCache, checked
+from cosformer.models.captured import can_capture
 from cosformer.models.config import CosformerConfig
 from cosformer.models.decoding import Decoding
 from cosformer.models.horizon import HorizonError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
 SHORTEST_ROOM = 256  # tokens that states which grow have room for in compiled steps, at least
 
 
@@ -68,8 +70,9 @@ class StatefulGenerationMixin(GenerationMixin):
             )
             generation_config.use_cache = False
             return
-        cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static)
-        self._compile_steps(cache, generation_config, model_kwargs)
+        captured = not static and self._can_capture(generation_config)
+        cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static or captured)
+        self._compile_steps(cache, generation_config, model_kwargs, captured)
 
     def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
         config = self.config
@@ -83,17 +86,34 @@ class StatefulGenerationMixin(GenerationMixin):
             )
         super()._validate_generation_mode(generation_mode, *args, **kwargs)
 
+    def _can_capture(self, generation_config: Any) -> bool:
+        """Whether steps are captured without being asked to: on CUDA, where no state grows and nothing but
+        weights and states decides what a step computes."""
+        config, count = self.config, generation_config.max_new_tokens
+        return (
+            self.device.type == "cuda"
+            and not generation_config.disable_compile
+            and generation_config.compile_config is None
+            and not config.is_encoder_decoder
+            and config.lacking("constant_state") is None
+            and (count is None or count >= FEWEST_CAPTURED)
+            and can_capture(self)
+        )
+
     def _compile_steps(
-        self, cache: CosformerCache, generation_config: Any, model_kwargs: dict[str, Any]
-    ) -> None:
-        """Gives a static cache the model's compiled steps, on the devices where transformers compiles."""
+        self, cache: CosformerCache, generation_config: Any, model_kwargs: dict[str, Any],
+        captured: bool = False,
+    ) -> None:  # fmt: skip
+        """Gives a static cache the model's compiled or `captured` steps, on the devices where transformers
+        compiles."""
         if not cache.is_compileable or not self._valid_auto_compile_criteria(model_kwargs, generation_config):
             return
-        settings = (generation_config.compile_config or CompileConfig()).to_dict()
-        if generation_config.compile_config is None:
+        settings = None if captured else (generation_config.compile_config or CompileConfig()).to_dict()
+        if settings is not None and generation_config.compile_config is None:
             settings["dynamic"] = False  # a graph for each batch size, with its sizes known
         if self._decoding is None or self._decoding.settings != settings:
             self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
+        self._decoding.begin()
         cache.decoding = self._decoding
         if self.config.lacking("constant_state") is not None:
             # Powers of two: a graph is compiled for each.

@@ -16,7 +16,7 @@ from cosformer.ops.one_token import StepWeights
 if TYPE_CHECKING:
     from cosformer.models.model import CosformerModel
 
-DEVICES: tuple[str, ...] = ("cpu",)  # that it has been tried on
+DEVICES: tuple[str, ...] = ("cpu", "cuda")  # that it has been tried on
 
 
 def short_way(

@@ -1,0 +1,100 @@
+"""Steps captured as a CUDA graph as they are, without a compiler: in a moment, and replayed for each token.
+
+Nobody watches a replay as torch.compile's guards do. So only models are captured whose modules are this
+library's own and PyTorch's, without hooks, and a graph is captured again where a weight lies elsewhere.
+"""
+
+import logging
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+_KNOWN = ("cosformer.", "torch.nn.modules.")
+_REPLACED = ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
+
+
+def can_capture(model: nn.Module) -> bool:
+    """Whether what a step of the model computes depends on its weights and states alone."""
+    return all(
+        type(m).__module__.startswith(_KNOWN)
+        and "forward" not in m.__dict__  # as accelerate replaces it
+        and not any(getattr(m, name, None) for name in _REPLACED)
+        for m in model.modules()
+    )
+
+
+class CapturedStep:
+    """function(model, ids, *written, states), captured: ids are copied in, all other tensors stay where they
+    are and are overwritten."""
+
+    def __init__(self, function: Callable[..., Tensor]):
+        self.function = function
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._refused = False
+        self._ids = self._logits = torch.empty(0)
+        self._weights: list[Tensor] = []
+        self._addresses: list[int] = []
+
+    def look(self, model: nn.Module) -> None:
+        """Takes note of the weights: to be called before a text, in case others have taken their place."""
+        weights = list(chain(model.parameters(), model.buffers()))
+        if len(weights) != len(self._weights) or any(map(operator.is_not, weights, self._weights)):
+            self._graph, self._weights = None, weights
+
+    def __call__(
+        self, model: nn.Module, ids: Tensor, positions: Tensor, column: Tensor, states: Sequence[Any]
+    ) -> Tensor:
+        if self._refused:
+            return self.function(model, ids, positions, column, states)
+        written = [positions, column, *(x for state in states for x in tensors_of(state))]
+        addresses = [x.data_ptr() for x in chain(self._weights, written)]
+        if self._graph is None or addresses != self._addresses or ids.shape != self._ids.shape:
+            self._capture(model, ids, positions, column, states, written)
+            self._addresses = addresses
+        if self._graph is None:
+            return self.function(model, ids, positions, column, states)
+        self._ids.copy_(ids)
+        self._graph.replay()
+        return self._logits
+
+    def _capture(
+        self, model: nn.Module, ids: Tensor, positions: Tensor, column: Tensor, states: Sequence[Any],
+        written: list[Tensor],
+    ) -> None:  # fmt: skip
+        self._graph = None
+        self._ids = ids.clone()
+        before = [x.clone() for x in written]
+        # Once without a graph: kernels are compiled and libraries make their workspaces.
+        side = torch.cuda.Stream(ids.device)
+        side.wait_stream(torch.cuda.current_stream(ids.device))
+        with torch.cuda.stream(side):
+            self.function(model, self._ids, positions, column, states)
+        torch.cuda.current_stream(ids.device).wait_stream(side)
+        for x, kept in zip(written, before, strict=True):
+            x.copy_(kept)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(ids.device), torch.cuda.graph(graph):
+                self._logits = self.function(model, self._ids, positions, column, states)
+        except RuntimeError as error:
+            self._refused = True
+            logger.warning("steps cannot be captured as a CUDA graph, and go on without: %s", error)
+            return
+        self._graph = graph
+
+
+def tensors_of(state: Any) -> Iterator[Tensor]:
+    """Of a state, and of the states in it."""
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif hasattr(value, "__dataclass_fields__"):
+            yield from tensors_of(value)
