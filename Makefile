@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 
 help:
 	@echo "make test     run the tests             (ARGS=\"-k causal\" goes to pytest)"
-	@echo "make oracles  compare with other people's implementations of the attentions"
+	@echo "make oracles  compare with other people's implementations, and run transformers' own tests of models"
 	@echo "make demo     train a small cosFormer beside softmax, compare, write a page (five minutes)"
 	@echo "make docs     build the documentation, in build/site"
 	@echo "make lint     ruff, format check, mypy"
@@ -28,6 +28,7 @@ test: $(STAMP)
 
 oracles: $(STAMP)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[oracles]"
+	$(RUN) -m tests.models.mixins.fetch
 	$(RUN) -m pytest -m oracle $(ARGS)
 
 demo: $(STAMP)

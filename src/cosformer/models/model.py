@@ -238,10 +238,13 @@ class CosformerModel(CosformerPreTrainedModel):
             if batch != 1:
                 raise ValueError(f"cu_seqlens needs a batch of 1 (one packed row), but got {batch}.")
             return self._within(layouts.packed(cu_seqlens, length), None)
-        if attention_mask is None:
+        columns = 0 if past is None else past.columns
+        mask = None if attention_mask is None else self.own_mask(attention_mask, batch, length, columns)
+        # A mask of ones hides nothing; on a GPU a look would wait for the device, and a graph cannot look.
+        looks = mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
+        if mask is None or (looks and mask.all()):
             layout = layouts.whole(batch, length, x.device, past)
         else:
-            mask = self.own_mask(attention_mask, batch, length, 0 if past is None else past.columns)
             layout = layouts.padded(mask, past, self.limit, empty_rows=only_state)
         self._within(layout, cache)
         if position_ids is not None:
