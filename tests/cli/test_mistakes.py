@@ -254,6 +254,9 @@ MISTAKES = {
     "no folder to score": (lambda s, t: ["eval", t / "none"], "there is no folder"),
     "no such split": (lambda s, t: ["eval", t, "--split", "tset"], "Did you mean test?"),
     "a run without checkpoints": (lambda s, t: ["eval", another_run(t)], "holds no checkpoint"),
+    "no folder to export": (lambda s, t: ["export", t / "none", t / "out"], "there is no folder"),
+    "no run to export": (lambda s, t: ["export", t, t / "out"], "is not the folder of a run"),
+    "an export over something": (lambda s, t: ["export", t, another_run(t)], "is there already"),
     "comparing with nobody": (
         lambda s, t: ["compare", "mqar", "--attentions", "cosformer,sofmax"],
         "Did you mean softmax?",

@@ -10,9 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from cosformer.cli import main
-from cosformer.training import Diverged
+from cosformer.training import Diverged, best
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["mqar", "--scale", "tiny", "steps=6", "eval_every=3", "save_every=3", "log_every=2", "warmup=0",
@@ -69,6 +71,16 @@ def test_scores_do_not_depend_on_the_batch(batch, compared, capsys):
     assert main(["eval", str(compared / "cosformer"), "--batch", batch]) == 0
     record = json.loads((compared / "cosformer/record.json").read_text())
     assert f"accuracy {record['metric']['test']['accuracy']:.6g}" in capsys.readouterr().out
+
+
+def test_a_run_is_exported_as_a_saved_model(compared, tmp_path, capsys):
+    assert main(["export", str(compared / "cosformer"), str(tmp_path / "model")]) == 0
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+    assert not [path for path in tmp_path.iterdir() if path.name != "model"]
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    expected = AutoModelForCausalLM.from_pretrained(best(compared / "cosformer")).state_dict()
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
 
 
 def test_a_damaged_run_is_not_scored(compared, tmp_path, capsys):

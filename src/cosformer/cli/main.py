@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from cosformer import __version__
-from cosformer.cli import bench, compare, data, demo, evaluate, generate, info, report, run, serve, train
+from cosformer.cli import (
+    bench,
+    compare,
+    data,
+    demo,
+    evaluate,
+    export,
+    generate,
+    info,
+    report,
+    run,
+    serve,
+    train,
+)
 from cosformer.cli.mistakes import (
     KEPT,
     Mistake,
@@ -33,6 +46,7 @@ COMMANDS: dict[str, ModuleType] = {
     "info": info,
     "train": train,
     "eval": evaluate,
+    "export": export,
     "compare": compare,
     "data": data,
     "generate": generate,
