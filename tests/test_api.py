@@ -47,6 +47,17 @@ def test_operator():
     )
 
 
+def test_distributed():
+    assert sorted(cosformer.distributed.__all__) == [
+        "SequenceGroup", "SequenceParallelError", "Shard", "sequence_group", "sequence_mesh",
+        "sequence_parallel_attention",
+    ]  # fmt: skip
+    assert signature(cosformer.distributed.sequence_parallel_attention) == (
+        "(q, k, v, *, group, causal=False, horizon=None, windows=None, key_mask=None, cu_seqlens=None, "
+        "eps=1e-06, lengths=None, state=None, return_state=False, backend='auto', check=True)"
+    )
+
+
 def test_module():
     assert signature(cosformer.CosformerAttention) == (
         "(embed_dim, num_heads, *, kdim=None, vdim=None, num_kv_heads=None, causal=False, horizon=None, "

@@ -28,7 +28,7 @@ _HOMES = {
     "backends": "cosformer.ops",
     "cosformer_attention": "cosformer.ops",
 }
-_PACKAGES = ("attention", "positions", "nn", "ops")
+_PACKAGES = ("attention", "positions", "nn", "ops", "distributed")
 
 
 def __getattr__(name: str) -> Any:

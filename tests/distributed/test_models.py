@@ -53,7 +53,6 @@ MODELS = {
     "max": (CosformerForSequenceClassification, {"pooling": "max", "causal": True}),
     "cls": (CosformerForSequenceClassification, {"pooling": "cls"}),
 }  # fmt: skip
-BATCHES = ("whole", "uneven", "right", "left", "packed", "uneven packed", "longest")
 
 
 def build(name, dtype=torch.float32):
@@ -89,10 +88,10 @@ def gradients(model):
 
 def mean_gradients(model, group):
     found = gradients(model)
-    for grad in found.values():
-        dist.all_reduce(grad, group=group.group)
-        grad /= group.size
-    return found
+    every = torch.cat([grad.flatten() for grad in found.values()])
+    dist.all_reduce(every, group=group.group)
+    parts = every.div_(group.size).split([grad.numel() for grad in found.values()])
+    return {n: part.view_as(grad) for (n, grad), part in zip(found.items(), parts, strict=True)}
 
 
 def compared(found, expected, tolerance):
@@ -156,13 +155,22 @@ def losses(group, names, kinds):
             split.zero_grad()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_hidden_states(workers, size):
+@pytest.mark.parametrize(
+    ("size", "kinds"), [(2, ("uneven", "packed")), (3, ("right", "packed")), (4, ("right", "uneven"))]
+)
+def test_hidden_states(workers, size, kinds):
     names = ("rotary", "learned", "everything", "windows both ways", "mixed")
-    workers.run(hidden_states, names, ("uneven", "right", "packed"), size=size)
+    workers.run(hidden_states, names, kinds, size=size)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_losses_and_gradients(workers, size):
-    kinds = BATCHES if size == 3 else ("uneven", "left", "uneven packed")
-    workers.run(losses, tuple(MODELS), kinds, size=size)
+@pytest.mark.parametrize(
+    ("size", "names", "kinds"),
+    [
+        (2, ("causal", "both ways", "pairs of classes", "max"), ("whole", "left", "packed")),
+        (3, tuple(MODELS), ("uneven", "left")),
+        (3, ("causal", "learned"), ("longest", "uneven packed")),
+        (4, ("everything", "mixed", "windows both ways", "mean"), ("right", "uneven packed")),
+    ],
+)
+def test_losses_and_gradients(workers, size, names, kinds):
+    workers.run(losses, names, kinds, size=size)

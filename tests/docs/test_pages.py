@@ -107,6 +107,14 @@ def test_the_tables_of_runs_are_those_of_the_records():
     assert text.count("| windows |") == 1
 
 
+def test_the_page_about_scaling_is_that_of_its_record():
+    made = runpy.run_path(str(ROOT / "docs" / "render_scaling.py"))
+    text = made["PAGE"].read_text()
+    assert text == made["page"](text), "run python docs/render_scaling.py"
+    assert "| 100 million |" in text
+    assert drawn(made["FIGURE"].read_text()) == drawn(made["figure"]()), "run python docs/render_scaling.py"
+
+
 def test_the_quality_in_the_readme_is_that_of_the_records():
     runs = [json.loads(line) for line in (ROOT / "results" / "plan-enwik8.jsonl").read_text().splitlines()]
     rows = {}

@@ -22,7 +22,8 @@ def test_public_names():
         "CosformerCache", "CosformerConfig", "CosformerForCausalLM", "CosformerForConditionalGeneration",
         "CosformerForMaskedLM", "CosformerForQuestionAnswering", "CosformerForSequenceClassification",
         "CosformerForSequencePairClassification", "CosformerForTokenClassification", "CosformerModel",
-        "HorizonError", "PackingCollator", "byte_tokenizer", "token_fields", "train_bpe",
+        "HorizonError", "PackingCollator", "byte_tokenizer", "sequence_parallel", "shard_batch",
+        "token_fields", "train_bpe",
     ]  # fmt: skip
     for name in models.__all__:
         assert getattr(models, name).__doc__, name

@@ -10,6 +10,7 @@ from cosformer.report.sections import (
     generators,
     operator_cpu,
     operator_gpu,
+    scaling,
     training,
     windows,
 )
@@ -25,6 +26,7 @@ KINDS = {
     "cosformer generation benchmark": generation.section,
     "cosformer training benchmark": training.training_section,
     "cosformer tasks benchmark": generators.section,
+    "cosformer scaling simulation": scaling.section,
 }
 
 
