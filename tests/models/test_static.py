@@ -29,7 +29,6 @@ MODELS = {
     "mixed": {"attention": ["cosformer", "rfa"], "attention_parameters": [{}, {"gate": True}],
               "position": "learned", "pre_norm": False},
     "softmax among others": {"attention": ["softmax", "cosformer"], "position": "rotary"},
-    "local, conv": {"attention": "local", "conv_size": 2, "num_hidden_layers": 1},
     "softmax, windows": {"attention": "softmax", "attention_parameters": {"windows": [2, None, 5, 5]},
                          "num_hidden_layers": 1},
 }  # fmt: skip

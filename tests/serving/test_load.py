@@ -1,4 +1,4 @@
-"""The test under load, on the server of the other tests: it counts what comes, what is wrong and what is lost."""
+"""The test under load, on the server of the other tests: it counts what comes, is wrong, or is lost."""
 
 from dataclasses import replace
 
