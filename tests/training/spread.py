@@ -38,6 +38,12 @@ RUNS = {
         save_every=2, shard=True, gradient_checkpointing=True, eval_batch=5,
     ),
     "sharded bf16": toy(**STILL, shard=True, precision="bf16"),
+    # Both processes compute the same samples, each a half of every text.
+    "split": recall(
+        **STILL | {"model": {"dropout": 0.0, "conv_size": 3, "num_hidden_layers": 2, "position": "rotary"}},
+        attention=["cosformer", "softmax"], sequence_parallel=2,
+    ),
+    "split classification": toy(**STILL, sequence_parallel=2, shard=True),
 }  # fmt: skip
 
 
@@ -118,6 +124,8 @@ def main():
         return
     for name, run in RUNS.items():
         ends[name] = group(2, base / name, run)
+    ends["split on 4"] = group(4, base / "split on 4", RUNS["split"].replace(shard=True))
+    ends["split on 3"] = group(3, base / "split on 3", RUNS["split"])
     for name in ("language", "sharded"):
         dead = base / f"{name}, killed"
         ends[dead.name] = group(2, dead, RUNS[name], rank_1=killed)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from cosformer.models import CosformerForCausalLM
 from cosformer.training import best, checkpoint, files, train
-from cosformer.training.mesh import Mesh
 from tests.training.spread import RUNS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +43,7 @@ def alone(tmp_path_factory):
     """The same runs, each in one process."""
     folder = tmp_path_factory.mktemp("alone")
     for name, run in RUNS.items():
+        run = run.replace(sequence_parallel=1)
         train(run, folder / name, progress=False, results=folder / name / "results.jsonl")
     return folder
 
@@ -80,6 +80,17 @@ def test_two_processes_train_as_one(spread, alone, name):
     for own, of_all, recomputes in held:
         assert own == of_all if not RUNS[name].shard else own < 0.6 * of_all
         assert recomputes == RUNS[name].gradient_checkpointing
+
+
+def test_two_groups_of_two_that_share_texts_and_weights(spread, alone):
+    assert spread[1]["split on 4"]["codes"] == [0] * 4, spread[1]["split on 4"]["said"]
+    folders = (alone / "split", spread[0] / "split on 4")
+    close(*folders)
+    records = [files.lines(folder / "results.jsonl")[0] for folder in folders]
+    assert records[0]["metric"] == records[1]["metric"]
+    assert records[0]["tokens"] == records[1]["tokens"]
+    for said in spread[1]["split on 3"]["said"]:
+        assert_says(said, "3 processes cannot be divided into groups of sequence_parallel = 2")
 
 
 def test_a_checkpoint_of_shards_is_a_saved_model(spread, alone):
@@ -134,13 +145,11 @@ def test_a_process_that_cannot_be_told_is_ended(spread):
     assert_says(end["said"][0], rf"^error: rank 1 of 2 failed: it ended without a word .* {AGAIN}")
 
 
-def test_groups_that_do_not_fit_are_refused(spread, monkeypatch):
+def test_groups_that_do_not_fit_are_refused(spread):
     for said in spread[1]["three"]["said"]:
         assert_says(said, "batch must be a multiple of accumulation times processes, 2 × 3, but got 8")
     for said in spread[1]["another"]["said"]:
         assert_says(said, "rank 1 of 2 was started with another run than rank 0")
-    with pytest.raises(ValueError, match="1 processes cannot be divided into groups of 2"):
-        Mesh("cpu", sequence=2)
 
 
 def test_launched_by_accelerate_with_shards_one_is_killed(tmp_path):

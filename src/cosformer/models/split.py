@@ -1,7 +1,8 @@
 """Models over a sequence that the ranks of a process group share: each holds a part of every row."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -54,6 +55,20 @@ def sequence_parallel(model: M, group: AnyGroup) -> M:
         if hasattr(module, "sequence_group"):
             cast(Any, module).sequence_group = None if ranks.size == 1 else ranks
     return model
+
+
+@contextmanager
+def with_whole_sequences(model: nn.Module) -> Iterator[None]:
+    """Within, each rank calls the model with whole sequences of its own."""
+    found = [m for m in model.modules() if getattr(m, "sequence_group", None) is not None]
+    groups = [cast(Any, m).sequence_group for m in found]
+    for m in found:
+        cast(Any, m).sequence_group = None
+    try:
+        yield
+    finally:
+        for m, group in zip(found, groups, strict=True):
+            cast(Any, m).sequence_group = group
 
 
 def shard_batch(batch: Mapping[str, Any], group: AnyGroup, *, causal: bool) -> dict[str, Any]:
@@ -122,7 +137,8 @@ def _sharded(
             labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             made["labels"] = None
         made["shift_labels" if causal else "labels"] = cut(labels, IGNORED)
-        made.setdefault("num_items_in_batch", (labels != IGNORED).sum())
+        if batch.get("num_items_in_batch") is None:
+            made["num_items_in_batch"] = (labels != IGNORED).sum()
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.models.split import with_whole_sequences
 from cosformer.tasks import Task
 from cosformer.training.mesh import Mesh
 
@@ -27,12 +28,13 @@ def score(
 ) -> dict[str, float]:  # fmt: skip
     """The metric over all samples of a source.
 
-    Each process takes one stretch of the samples; their statistics come together again in the order of the
+    Each process takes one stretch of the samples, whole texts (which take less memory here than in training,
+    where several processes may have to share them); their statistics come together again in the order of the
     split, so the score is that of one process. `watch` is called before each batch with the share of the own
     samples that is done.
     """
-    stretch = -(-len(source) // mesh.data_size)
-    first = min(mesh.data_rank * stretch, len(source))
+    stretch = -(-len(source) // mesh.size)
+    first = min(mesh.rank * stretch, len(source))
     own = range(first, min(first + stretch, len(source)))
     batches = source.evaluation(own, batch)
     # Where processes share the weights, all have to call the model equally often.
@@ -41,7 +43,7 @@ def score(
     if watch is not None:
         batches = _watched(batches, batch / max(len(own), 1), watch)
     rows = statistics(model, task, batches, precision=precision, device=mesh.device)[: len(own)]
-    if mesh.data_size > 1:
+    if mesh.size > 1:
         rows = _gathered(rows, stretch, mesh)[: len(source)]
     if len(rows) != len(source):
         raise RuntimeError(f"{len(rows)} of {len(source)} samples were scored: the task's metric lost some.")
@@ -56,7 +58,12 @@ def statistics(
     # A decoder reads its target, behind the start token; the others would only compute a loss.
     hidden = () if task.head == "conditional_generation" else ("labels",)
     found = []
-    with _undisturbed(model, device), torch.no_grad(), autocast(precision, device):
+    with (
+        _undisturbed(model, device),
+        with_whole_sequences(model),
+        torch.no_grad(),
+        autocast(precision, device),
+    ):
         for batch in batches:
             inputs = {name: x for name, x in batch.items() if name not in hidden}
             found.append(task.metric.rows(model(**inputs, **extra).logits.float(), batch))
@@ -70,7 +77,7 @@ def _watched(batches: Iterable[Any], share: float, watch: Callable[[float], None
 
 
 def _gathered(rows: Tensor, stretch: int, mesh: Mesh) -> Tensor:
-    """Rows of all processes [data_size · stretch, k]; only the last ones may be filled up with zeros."""
+    """Rows of all processes [size · stretch, k]; only the last ones may be filled up with zeros."""
     wide = int(mesh.gather(torch.tensor(rows.shape[1], device=mesh.device)).max())
     full = torch.zeros(stretch, wide, dtype=torch.float64, device=mesh.device)
     full[: len(rows), : rows.shape[1]] = rows

@@ -67,7 +67,7 @@ def train(
         return finished
     # Nothing is changed before the folder is held.
     with locked(path, "trains") if first else nullcontext():
-        mesh = Mesh(device_of(run))
+        mesh = Mesh(device_of(run), run.sequence_parallel)
         with Peers(mesh.rank, mesh.size, mesh.sum, mesh.device):
             return _train(run, path, mesh, commit, resume=resume, progress=progress, results=results)
 

@@ -8,6 +8,8 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from torch import Tensor
 
+from cosformer.distributed import SequenceGroup, sequence_group, sequence_mesh
+
 
 class Mesh:
     """Processes in rows and columns: `data_size` groups, each of `sequence` processes that compute the same
@@ -17,6 +19,7 @@ class Mesh:
         rank, size: of this process, and how many there are.
         data_rank, data_size: of its group, and how many groups share the samples of an update.
         sequence: processes of a group, each with a part of every text.
+        sequence_group: they themselves; None where each process has whole texts.
     """
 
     def __init__(self, device: str, sequence: int = 1):
@@ -29,10 +32,15 @@ class Mesh:
         self.size: int = self.accelerator.num_processes
         if self.size % sequence:
             raise ValueError(
-                f"{self.size} processes cannot be divided into groups of {sequence}: start a multiple of "
-                f"{sequence}."
+                f"{self.size} processes cannot be divided into groups of sequence_parallel = {sequence}: "
+                f"start a multiple of {sequence}."
             )
         self.sequence = sequence
+        self.sequence_group: SequenceGroup | None = None
+        if sequence > 1:
+            self.sequence_group = sequence_group(
+                sequence_mesh(sequence, device_type=self.device.type)["sequence"]
+            )
         self.data_rank, self.data_size = self.rank // sequence, self.size // sequence
 
     def refuse_others(self, run: str) -> None:
@@ -61,5 +69,5 @@ class Mesh:
         return x if self.size == 1 else self.accelerator.reduce(x, "sum")
 
     def gather(self, x: Tensor) -> Tensor:
-        """One of each group, [data_size, ...]."""
-        return self.accelerator.gather(x[None])[:: self.sequence]
+        """Of every process, [size, ...]."""
+        return self.accelerator.gather(x[None])

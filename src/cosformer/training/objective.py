@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosformer.models import shard_batch
 from cosformer.models.layout import unpredictable
 from cosformer.tasks import Task
 from cosformer.training.evaluation import autocast
@@ -28,17 +29,21 @@ class Objective:
         if not self.counts_tokens:
             return self.batch, tokens
         items = torch.stack([self._items(part) for part in parts]).sum()
-        return self.mesh.sum(items).clamp_min(1), tokens
+        return (self.mesh.sum(items) // self.mesh.sequence).clamp_min(1), tokens
 
     def loss(self, model: Any, part: Batch, items: Tensor | int) -> Tensor:
-        """A part's share of the update's loss, times the number of processes, over which the gradients are
-        averaged: sum over its items / items of the update · processes."""
+        """A part's share of the update's loss, times the number of groups of processes, over which the
+        gradients are averaged: sum over its items / items of the update · groups."""
+        group, inputs = self.mesh.sequence_group, dict[str, Any](part)
+        if self.counts_tokens:
+            inputs["num_items_in_batch"] = items
+        if group is not None:
+            inputs = shard_batch(inputs, group, causal=self.head == "causal_lm")
         with autocast(self.precision, self.mesh.device):
-            if self.counts_tokens:
-                loss: Tensor = model(**part, num_items_in_batch=items)["loss"]
-            else:
-                loss = model(**part)["loss"] * (len(part["labels"]) / items)
-        return loss * self.mesh.size
+            loss: Tensor = model(**inputs)["loss"]
+        if not self.counts_tokens:
+            loss = loss * (len(part["labels"]) / items)
+        return loss * self.mesh.data_size
 
     def _items(self, batch: Batch) -> Tensor:
         labels = batch["labels"]

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
+from cosformer.models import sequence_parallel
 from cosformer.training.mesh import Mesh
 from cosformer.training.run import Run
 
@@ -17,6 +18,8 @@ from cosformer.training.run import Run
 def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
     """The model to call in place of `net`, whose weights it has: on the device, in several processes a
     replica in each (DDP) or a shard (FSDP2), compiled where the run says so."""
+    if mesh.sequence_group is not None:
+        sequence_parallel(net, mesh.sequence_group)
     told = _told_to_shard()
     if run.gradient_checkpointing or (told is not None and told.activation_checkpointing):
         net.gradient_checkpointing_enable({"use_reentrant": False})

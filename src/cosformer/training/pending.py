@@ -55,7 +55,7 @@ class PendingMetrics:
         # Each process has weighted its losses so that their mean is that of the whole batch.
         figures = self.mesh.sum(torch.stack([x for _, _, x in self._waiting]))
         taken = [
-            Step(step, loss / self.mesh.size, norm / self.mesh.size, rate, int(tokens))
+            Step(step, loss / self.mesh.size, norm / self.mesh.size, rate, int(tokens) // self.mesh.sequence)
             for (step, rate, _), (loss, norm, tokens) in zip(self._waiting, figures.tolist(), strict=True)
         ]
         self._waiting = []

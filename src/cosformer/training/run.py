@@ -61,6 +61,8 @@ class Run:
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
         shard: whether several processes share the weights, gradients and moments (FSDP2), to save memory;
             else each has all of them (DDP).
+        sequence_parallel: processes that share each text, every one of them a part of it; the number of
+            processes is a multiple of it.
         device: "auto" takes a GPU where there is one.
         data: where the samples of a step come from: "device" keeps the whole split there, "loader" collates
             each batch on the CPU, "auto" takes the first where the split is small and its samples fixed.
@@ -98,6 +100,7 @@ class Run:
     compile_backend: str = "inductor"
     gradient_checkpointing: bool = False
     shard: bool = False
+    sequence_parallel: int = 1
     device: str = "auto"
     data: str = "auto"
     workers: int = 0
@@ -109,7 +112,7 @@ class Run:
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} must be {_WORDS[kind]}, but got {getattr(self, name)!r}.")
         for name in ("steps", "batch", "accumulation", "eval_every", "eval_batch", "save_every", "keep",
-                     "log_every"):  # fmt: skip
+                     "log_every", "sequence_parallel"):  # fmt: skip
             positive_int(name, getattr(self, name))
         for name, most in _MOST.items():
             value = getattr(self, name)
@@ -142,6 +145,11 @@ class Run:
         if self.batch % self.accumulation:
             raise ValueError(
                 f"batch must be a multiple of accumulation {self.accumulation}, but got {self.batch}."
+            )
+        if self.compile and self.sequence_parallel > 1:
+            raise ValueError(
+                "compile must be false where sequence_parallel is above 1: what processes say to each other "
+                "between layers cannot be compiled."
             )
         if "attention" in self.model:
             raise ValueError("model must not hold attention: it is a field of the run itself.")
