@@ -18,13 +18,17 @@ PROGRAM = """
 import sys
 import cosformer
 assert not {"torch", "transformers", "peft"} & set(sys.modules)
+holder = type(sys)("holder")
+sys.modules["holder"] = holder
+exec("import transformers", vars(holder))
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 assert "cosformer" in CONFIG_MAPPING and "cosformer" in list(CONFIG_MAPPING)
 assert "cosformer.models" not in sys.modules, "it comes when a configuration asks for it"
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 import transformers
-assert type(model) is transformers.CosformerForCausalLM, "where `transformers serve` looks for it"
+for module in (transformers, holder.transformers):
+    assert type(model) is module.CosformerForCausalLM, "where `transformers serve` looks for it"
 assert type(model.config) is dict(CONFIG_MAPPING.items())["cosformer"]
 """
 

@@ -56,6 +56,16 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
 }
 
 
+def name_classes(classes: dict[str, type]) -> None:
+    """Puts classes into the module `transformers`, wherever somebody has it: while it is imported it makes a
+    second object of itself, and those who were first keep the other one."""
+    held = [getattr(module, "__dict__", {}).get("transformers") for module in list(sys.modules.values())]
+    for found in (sys.modules["transformers"], *held):
+        if isinstance(found, ModuleType) and found.__name__ == "transformers":
+            for name, cls in classes.items():
+                setattr(found, name, cls)
+
+
 class _Watch(MetaPathFinder):
     """Lets the other finders find a module, and has something done once it has been loaded."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, pipeline
 
 from cosformer.models import (
     CosformerConfig,
@@ -13,6 +13,8 @@ from cosformer.models import (
     CosformerForSequenceClassification,
     CosformerForTokenClassification,
     CosformerModel,
+    byte_tokenizer,
+    token_fields,
 )
 from cosformer.models.note import NAME
 from tests.models.tiny import build, close, config, tokens
@@ -139,3 +141,29 @@ def test_a_saved_folder_says_what_to_import(tmp_path):
     (tmp_path / NAME).write_text("my own")
     net.save_pretrained(tmp_path)
     assert (tmp_path / NAME).read_text() == "my own"
+
+
+def test_pipelines_say_what_the_model_says():
+    """Several texts at once, padded on the left, as each alone."""
+    tokenizer, texts = byte_tokenizer(), ["eleven bytes", "five"]
+    fields = {"dtype": torch.float32, **token_fields(tokenizer)}
+    alone = [tokenizer(text, return_tensors="pt") for text in texts]
+
+    net = build(CosformerForSequenceClassification, num_labels=3, **fields)
+    found = pipeline("text-classification", net, tokenizer=tokenizer)(texts, batch_size=2, top_k=None)
+    for entries, inputs in zip(found, alone, strict=True):
+        expected = net(**inputs).logits[0].softmax(-1)
+        scores = {entry["label"]: entry["score"] for entry in entries}
+        close(torch.tensor([scores[f"LABEL_{i}"] for i in range(3)]), expected.detach(), 1e-4)
+
+    net = build(CosformerModel, **fields)
+    found = pipeline("feature-extraction", net, tokenizer=tokenizer)(texts)
+    for states, inputs in zip(found, alone, strict=True):
+        close(torch.tensor(states), net(**inputs).last_hidden_state.detach(), 1e-4)
+
+    net = build(CosformerForMaskedLM, **fields)
+    masked = f"fi{tokenizer.mask_token}e"
+    best = pipeline("fill-mask", net, tokenizer=tokenizer)(masked, top_k=1)[0]
+    inputs = tokenizer(masked, return_tensors="pt")
+    place = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
+    assert best["token"] == net(**inputs).logits[0, place].argmax().item()

@@ -14,7 +14,7 @@ from cosformer.ops.one_token import StepWeights
 G = TypeVar("G", bound="GrowingState")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GrowingState(RowState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] of every column so far; a subclass has `positions`, `seen`
     and what it says of single columns. A room is an object of the same class with more columns than are

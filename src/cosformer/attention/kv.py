@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from cosformer.attention.growing import GrowingState
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KeyValueState(GrowingState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, and which of them are real: mask [B, T],
     or None while all are. `at` [B, T] is the position of each key where the mechanism has windows, else None:
@@ -76,5 +76,8 @@ def _joined(before: Tensor, new: Tensor) -> Tensor:
 
 
 pytree.register_dataclass(
-    KeyValueState, field_names=["keys", "values", "mask", "positions", "seen", "at"], drop_field_names=[]
+    KeyValueState,
+    field_names=["keys", "values", "mask", "positions", "seen", "at"],
+    drop_field_names=[],
+    serialized_type_name="cosformer.KeyValueState",
 )

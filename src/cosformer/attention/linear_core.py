@@ -25,7 +25,7 @@ from cosformer.ops.checks import WIDE
 CHUNK = 128  # the square inside a chunk costs as much as the state for features as wide as this
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LinearState(RowState):
     """The running sums over the keys seen so far, in float32 or better, of a size that does not grow:
 
@@ -42,7 +42,7 @@ class LinearState(RowState):
 
     def to(self, *args: Any, **kwargs: Any) -> "LinearState":
         """As `Tensor.to`; the sums stay float32 or better."""
-        moved = super().to(*args, **kwargs)
+        moved = RowState.to(self, *args, **kwargs)
         if moved.numerator.dtype not in WIDE:
             raise ValueError(
                 f"LinearState.to: a state cannot become {moved.numerator.dtype}; its running sums are kept "
@@ -63,7 +63,10 @@ class LinearState(RowState):
 
 
 pytree.register_dataclass(
-    LinearState, field_names=["numerator", "denominator", "positions", "seen"], drop_field_names=[]
+    LinearState,
+    field_names=["numerator", "denominator", "positions", "seen"],
+    drop_field_names=[],
+    serialized_type_name="cosformer.LinearState",
 )
 
 

@@ -17,7 +17,7 @@ from cosformer.attention.growing import GrowingState
 from cosformer.ops.one_token import StepWeights
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PositionedState(GrowingState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, each with its position `at` [B, T], -1 where
     a key is masked: a pattern asks how far away a key is, and padding in between has no position.
@@ -58,7 +58,10 @@ class PositionedState(GrowingState):
 
 
 pytree.register_dataclass(
-    PositionedState, field_names=["keys", "values", "at", "positions", "seen"], drop_field_names=[]
+    PositionedState,
+    field_names=["keys", "values", "at", "positions", "seen"],
+    drop_field_names=[],
+    serialized_type_name="cosformer.PositionedState",
 )
 
 

@@ -13,10 +13,11 @@ from cosformer.ops.checks import positive_int
 T = TypeVar("T", bound="RowState")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RowState:
     """A frozen dataclass of tensors [B, ...] and numbers. A subclass has the fields `positions` [B], where
-    the next token of each row stands, and `seen`, the largest of them."""
+    the next token of each row stands, and `seen`, the largest of them. Without a `__dict__` it is a value for
+    those too who walk over one and assign, as transformers' exporter does."""
 
     @property
     def batch(self) -> int:

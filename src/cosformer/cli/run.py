@@ -20,7 +20,7 @@ behind -- belongs to the program. Processes that it starts in turn begin without
 as in the last example."""
 EXAMPLES = """examples:
   cosformer run -- lm_eval --model hf --model_args pretrained=my-model --tasks lambada_openai
-  cosformer run -- transformers chat my-model
+  cosformer run -- transformers serve
   cosformer run -- finetune.py --model my-model     a Python file
   cosformer run -- -m my_package.train              a module
   torchrun --nproc_per_node 2 -m cosformer run -- finetune.py

@@ -3,9 +3,6 @@
 Importing this package needs transformers, and makes the family known to the Auto classes.
 """
 
-import sys
-
-import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -17,6 +14,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from cosformer import registration
 from cosformer.models.cache import CosformerCache
 from cosformer.models.classification import (
     CosformerForSequenceClassification,
@@ -60,9 +58,5 @@ AutoModelForSequenceClassification.register(CosformerConfig, CosformerForSequenc
 AutoModelForTokenClassification.register(CosformerConfig, CosformerForTokenClassification)
 AutoModelForQuestionAnswering.register(CosformerConfig, CosformerForQuestionAnswering)
 AutoModelForSeq2SeqLM.register(CosformerConfig, CosformerForConditionalGeneration)
-# `transformers serve` and others look for the class that a saved configuration names in transformers itself,
-# which makes a second module of itself while it is imported: people may have either.
-for _name in __all__:
-    if _name.startswith("CosformerFor"):
-        for _module in (transformers, sys.modules["transformers"]):
-            setattr(_module, _name, globals()[_name])
+# `transformers serve` and others look for the class that a saved configuration names in transformers itself.
+registration.name_classes({name: globals()[name] for name in __all__ if name.startswith("CosformerFor")})

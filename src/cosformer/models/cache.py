@@ -67,12 +67,32 @@ class CosformerCache(Cache):
                     "its state grows, and is no GrowingState that could be given a fixed room."
                 )
         growing = _decoding(config, config.growing_layers)
-        super().__init__(layers=[StateLayer(grows, static) for grows in growing])
+        self._set(
+            [StateLayer(grows, static) for grows in growing],
+            attention=_decoding(config, config.attention_names),
+            has_convolution=config.conv_size is not None,
+            made_for={name: getattr(config, name) for name in _OF_THE_MODEL},
+        )
+
+    def _set(
+        self,
+        layers: list[StateLayer],
+        *,
+        attention: tuple[str, ...],
+        has_convolution: bool,
+        made_for: dict[str, Any],
+    ) -> None:
+        super().__init__(layers=layers)
         self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
         self.capacity = 0  # tokens of a row that compiled steps have room for, where a state grows
-        self.attention = _decoding(config, config.attention_names)
-        self.has_convolution = config.conv_size is not None
-        self.made_for = {name: getattr(config, name) for name in _OF_THE_MODEL}
+        self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
+
+    @classmethod
+    def of_layers(cls, layers: list[StateLayer], **made_for: Any) -> "CosformerCache":
+        """One of the same kind as another, whose fields these are, over other layers."""
+        cache = cls.__new__(cls)
+        cache._set(layers, **made_for)
+        return cache
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy: the compiled steps belong to the model, and are not copied with it."""

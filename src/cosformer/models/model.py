@@ -9,6 +9,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils import can_return_tuple, logging
 
 from cosformer.attention.base import placed
+from cosformer.models import cache_tree as cache_tree  # names the cache to torch.export
 from cosformer.models import layout as layouts
 from cosformer.models.base import CosformerLayer, CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked

@@ -25,7 +25,7 @@ class TokenStep:
     into: State | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ConvolvedState:
     """The state of the mechanism, and the last K - 1 projected q, k and v of each row, side by side:
     inputs [B, K - 1, channels], 0 where there were none, in the dtype they came in.
@@ -77,4 +77,9 @@ class ConvolvedState:
         return replace(self, attention=placed(self.attention, positions, seen))
 
 
-pytree.register_dataclass(ConvolvedState, field_names=["attention", "inputs"], drop_field_names=[])
+pytree.register_dataclass(
+    ConvolvedState,
+    field_names=["attention", "inputs"],
+    drop_field_names=[],
+    serialized_type_name="cosformer.ConvolvedState",
+)

@@ -12,7 +12,7 @@ from cosformer.ops.checks import WIDE, positive, positive_int
 from cosformer.ops.windows import check_windows, public, state_rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CosformerState:
     """What a causal (or one-sided) attention carries of the keys and values seen so far.
 
@@ -165,4 +165,5 @@ pytree.register_dataclass(
     CosformerState,
     field_names=[f.name for f in fields(CosformerState)],
     drop_field_names=[],
+    serialized_type_name="cosformer.CosformerState",
 )

@@ -112,9 +112,11 @@ def kept_size(
     one a step with queries, keys, and keys before them, and one for the queries that come after all
     keys.
 
-    A bound that is linear in the length: exact counts of steps make hard conditions on symbolic sizes.
+    A bound that is linear in the length: exact counts of steps make hard conditions on symbolic sizes. Where
+    a program is exported, lengths are not even asked whether they are short: it would hold for those alone,
+    and the shape of what only a backward looks at is not part of it.
     """
-    if tk == 0 or is_direct(tq, tk, dims):
+    if not torch.compiler.is_exporting() and (tk == 0 or is_direct(tq, tk, dims)):
         return 0
     size = dims[0] * width(dims[1])
     if not causal:

@@ -1,0 +1,57 @@
+"""torch.export: lengths that stay free, caches that go in and come out, and transformers' own exporter."""
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from transformers.exporters import DynamoConfig, DynamoExporter
+
+from cosformer.models import CosformerCache, CosformerForCausalLM
+from tests.models.tiny import build, close, gradients, having, tokens
+
+
+def test_a_length_stays_free():
+    """Short texts are computed in another way than long ones, which is no part of the program."""
+    net = build(CosformerForCausalLM, torch.float32, num_hidden_layers=1, max_position_embeddings=256)
+    length = torch.export.Dim("length", min=2, max=200)
+    program = torch.export.export(
+        net,
+        (tokens(2, 7),),
+        {"use_cache": False},
+        dynamic_shapes={"input_ids": {1: length}, "use_cache": None},
+        strict=False,
+    )
+    made = program.module()
+    for n in (3, 7, 150):
+        ids = tokens(2, n)
+        close(made(ids, use_cache=False).logits, net(ids).logits, 1e-5)
+        expected = gradients(net, net(ids).logits.square().sum())
+        found = gradients(made, made(ids, use_cache=False).logits.square().sum())
+        close(found["model.embed_tokens.weight"], expected["model.embed_tokens.weight"], 1e-3)
+
+
+@pytest.mark.parametrize("mechanism", ["cosformer", "softmax"])
+@torch.no_grad()
+def test_transformers_exports_the_prompt_and_the_step(mechanism):
+    net = build(CosformerForCausalLM, torch.float32, attention=mechanism, num_hidden_layers=1)
+    ids = tokens(2, 7)
+    made = DynamoExporter().export_for_generation(net, {"input_ids": ids[:, :6]}, DynamoConfig())
+    expected = net(ids, use_cache=False).logits
+    first = made["prefill"].module()(input_ids=ids[:, :6], past_key_values=CosformerCache(net.config))
+    close(first.logits[:, -1], expected[:, 5], 1e-5)
+    second = made["decode"].module()(input_ids=ids[:, 6:], past_key_values=first.past_key_values)
+    close(second.logits[:, -1], expected[:, 6], 1e-5)
+    assert isinstance(second.past_key_values, CosformerCache)
+    assert second.past_key_values.get_seq_length() == 7
+
+
+@having(recurrent=True, causal=True)
+def test_a_cache_is_a_tree(mechanism):
+    net = build(CosformerForCausalLM, attention=mechanism, num_hidden_layers=2)
+    ids = tokens(2, 6)
+    cache = net(ids[:, :5], use_cache=True).past_key_values
+    leaves, tree = pytree.tree_flatten(cache)
+    again = pytree.tree_unflatten(leaves, pytree.treespec_loads(pytree.treespec_dumps(tree)))
+    assert (again.get_seq_length(), again.nbytes, again.is_croppable) == (5, cache.nbytes, cache.is_croppable)
+    close(net(ids[:, 5:], past_key_values=again).logits, net(ids[:, 5:], past_key_values=cache).logits)
+    empty = pytree.tree_map(lambda x: x, CosformerCache(net.config))
+    assert empty.past is None
