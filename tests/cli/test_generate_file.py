@@ -2,6 +2,7 @@
 wherever an earlier command was stopped."""
 
 import json
+import os
 
 import pytest
 
@@ -109,3 +110,17 @@ def test_mistakes(saved, prompts, tmp_path, capsys):
     assert command(saved, prompts, out) == 2
     assert "has something else in line 9" in capsys.readouterr().err
     assert out.read_bytes() == before
+
+
+def test_a_file_without_an_end_is_not_read(saved, prompts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(generate_file, "LARGEST", 1000)
+    (tmp_path / "large.jsonl").write_bytes(b"x" * 2000)
+    os.mkfifo(tmp_path / "pipe")
+    for given, out, says in (
+        (prompts, "/dev/zero", "/dev/zero is no ordinary file"),
+        (prompts, tmp_path / "pipe", "pipe is no ordinary file"),
+        (prompts, tmp_path / "large.jsonl", "at most 1,000 are read"),
+        (tmp_path / "large.jsonl", tmp_path / "new", "at most 1,000 are read"),
+    ):
+        assert command(saved, given, out) == 2
+        assert says in capsys.readouterr().err

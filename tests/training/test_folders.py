@@ -126,3 +126,15 @@ def test_scores_that_a_crash_kept_from_their_checkpoint_are_forgotten(tmp_path):
     assert len(log_of(tmp_path)) == 2
     log.rewind(6, unscored=True)
     assert log_of(tmp_path) == [{"step": 6, "loss": 1.0}]
+
+
+def test_a_manifest_that_leads_elsewhere_is_not_followed(tmp_path):
+    """A device has no end: whoever reads it to compute a checksum never comes back."""
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name, says in {
+        "/dev/zero": "lies elsewhere",
+        "../x": "lies elsewhere",
+        "endless": "ordinary",
+    }.items():
+        files.write_json(tmp_path / checkpoint.MANIFEST, {"files": {name: {"bytes": 0, "sha256": ""}}})
+        assert says in checkpoint.damage(tmp_path)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from cosformer.cli.mistakes import Mistake, Stopped, readable_file, writable_file
 from cosformer.terminal import Progress
 
+LARGEST = 1 << 30  # bytes of a file of prompts or texts
+
 if TYPE_CHECKING:
     import torch
 
@@ -31,6 +33,9 @@ def check(args: argparse.Namespace) -> None:
         raise Mistake("--prompts needs --out FILE.jsonl, where the texts go.")
     readable_file("--prompts", args.prompts)
     writable_file("--out", args.out)
+    for option, path in (("--prompts", args.prompts), ("--out", args.out)):
+        if path.exists() and path.stat().st_size > LARGEST:
+            raise Mistake(f"{option} {path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read.")
     if args.out.exists() and args.out.samefile(args.prompts):
         raise Mistake(f"--out {args.out} is the file of the prompts: give another one.")
 

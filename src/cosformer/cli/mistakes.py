@@ -105,6 +105,8 @@ def writable_file(option: str, path: Path) -> Path:
     """A file that can be appended to; its folder is made where it is missing."""
     if path.is_dir():
         raise Mistake(f"{option} {path} is a folder; a file is wanted.")
+    if path.exists() and not path.is_file():  # a device or a pipe may have no end, or no reader
+        raise Mistake(f"{option} {path} is no ordinary file; give another one.")
     writable_folder(f"{option} {path}: the folder", path.parent)
     if path.exists() and not os.access(path, os.W_OK):
         raise Mistake(f"{option} {path} may not be written to.")

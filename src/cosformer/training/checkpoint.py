@@ -76,6 +76,10 @@ def damage(path: Path) -> str | None:
         if not entries:
             return f"{MANIFEST} names no files"
         for file, entry in entries.items():
+            if Path(file).is_absolute() or ".." in Path(file).parts:
+                return f"{MANIFEST} names {file}, which lies elsewhere"
+            if not (path / file).is_file() and (path / file).exists():  # a device would be read without end
+                return f"{file} is no ordinary file"
             size = (path / file).stat().st_size
             if size != entry["bytes"]:
                 return f"{file} has {size} bytes instead of {entry['bytes']}"
