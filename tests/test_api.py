@@ -49,8 +49,8 @@ def test_operator():
 
 def test_distributed():
     assert sorted(cosformer.distributed.__all__) == [
-        "SequenceGroup", "SequenceParallelError", "Shard", "sequence_group", "sequence_mesh",
-        "sequence_parallel_attention",
+        "SequenceGroup", "SequenceParallelError", "Shard", "gather_sequence", "group_sum",
+        "sequence_group", "sequence_mesh", "sequence_parallel_attention",
     ]  # fmt: skip
     assert signature(cosformer.distributed.sequence_parallel_attention) == (
         "(q, k, v, *, group, causal=False, horizon=None, windows=None, key_mask=None, cu_seqlens=None, "

@@ -1,5 +1,8 @@
 """What makes a call impossible on one rank ends it on all, in a sentence that names the rank and says why."""
 
+import os
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,6 +24,7 @@ from cosformer.models import (
     shard_batch,
 )
 from tests.distributed.test_models import SMALL, build
+from tests.distributed.workers import Workers
 
 
 def message(error, call):
@@ -137,6 +141,29 @@ def test_mechanisms_that_cannot_be_split(workers):
         assert "CosformerForConditionalGeneration cannot be split" in cross
         assert "CosformerForTokenClassification cannot be split" in tagger
         assert "attention 'performer' cannot be split over a sequence group" in performer
+
+
+def last_rank_ends(group):
+    if group.rank == group.size - 1:
+        os._exit(1)
+    model = sequence_parallel(build("causal"), group)
+    start = time.monotonic()
+    said = message(SequenceParallelError, lambda: model(torch.zeros(1, 4, dtype=torch.int64)))
+    return said, time.monotonic() - start
+
+
+def test_a_rank_that_ends(tmp_path):
+    """Processes of their own: they are of no use afterwards."""
+    own = Workers(tmp_path, size=3)
+    for pipe in own.pipes:
+        pipe.send((last_rank_ends, 3, ()))
+    for rank, pipe in enumerate(own.pipes[:2]):
+        assert pipe.poll(30)
+        error, (said, seconds) = pipe.recv()
+        assert error is None
+        assert f"rank {rank} of the sequence group of 3 lost the others" in said
+        assert seconds < 10
+    own.close()
 
 
 def test_without_processes():

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cosformer.distributed import gather_sequence
 from cosformer.models import (
     CosformerConfig,
     CosformerForCausalLM,
@@ -133,11 +134,13 @@ def hidden_states(group, names, kinds):
             split.zero_grad()
 
 
-def losses(group, names, kinds):
+def losses(group, names, kinds, checkpointing=False):
     """Loss and gradients of heads, in float32."""
     for name in names:
         whole = build(name)
         split = sequence_parallel(copy.deepcopy(whole), group)
+        if checkpointing:
+            split.gradient_checkpointing_enable()
         for kind in kinds:
             if "packed" in kind and isinstance(whole, CosformerForSequenceClassification):
                 continue
@@ -174,3 +177,61 @@ def test_hidden_states(workers, size, kinds):
 )
 def test_losses_and_gradients(workers, size, names, kinds):
     workers.run(losses, names, kinds, size=size)
+
+
+def test_activation_checkpointing(workers):
+    workers.run(losses, ("everything", "mixed"), ("uneven packed",), True, size=2)
+
+
+def half_precision(group):
+    """Under autocast: as near to the model in float32 as the whole model under autocast is."""
+    whole = build("everything")
+    split = sequence_parallel(copy.deepcopy(whole), group)
+    batch = batch_of("uneven", whole, group.size)
+    exact = whole(**batch).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        near = whole(**batch).loss
+        found = split(**shard_batch(batch, group, causal=True)).loss
+    found.backward()
+    assert all(x.isfinite().all() for x in gradients(split).values())
+    assert near != exact
+    assert abs(found - exact) < 2 * abs(near - exact) + 1e-2
+
+
+def test_autocast(workers):
+    workers.run(half_precision, size=2)
+
+
+def group_of_one(group):
+    """The plain model, which takes the batch that shard_batch makes."""
+    for name in ("causal", "pairs of classes"):
+        whole = build(name)
+        split = sequence_parallel(copy.deepcopy(whole), group)
+        assert split.model.sequence_group is None
+        batch = batch_of("left", whole, 3)
+        found = split(**shard_batch(batch, group, causal=True)).loss
+        assert abs(found - whole(**batch).loss) < 1e-5
+
+
+def test_a_group_of_one(workers):
+    workers.run(group_of_one, size=1)
+
+
+def dropout(group):
+    """Ranks that are seeded differently drop different numbers; the same seeds make the same loss again."""
+    model = build("causal")
+    model.model.dropout.p = 0.5
+    split = sequence_parallel(model, group)
+    batch = shard_batch(batch_of("whole", model, group.size), group, causal=True)
+    dropped, losses = [], []
+    split.model.dropout.register_forward_hook(lambda *x: dropped.append(x[-1] == 0))
+    for _ in range(2):
+        torch.manual_seed(5 + group.rank)
+        losses.append(split(**batch).loss)
+    assert losses[0] == losses[1]
+    every = gather_sequence(dropped[0].to(torch.uint8), group).unflatten(1, (group.size, -1))
+    return bool((every[:, 0] == every[:, 1]).all())
+
+
+def test_dropout(workers):
+    assert workers.run(dropout, size=2) == [False, False]

@@ -1,5 +1,6 @@
 """One sequence over many devices: the operator over a process group, exact for values and gradients."""
 
+from cosformer.distributed.exchange import gather_sequence, group_sum
 from cosformer.distributed.group import (
     SequenceGroup,
     SequenceParallelError,
@@ -13,6 +14,8 @@ __all__ = [
     "SequenceGroup",
     "SequenceParallelError",
     "Shard",
+    "gather_sequence",
+    "group_sum",
     "sequence_group",
     "sequence_mesh",
     "sequence_parallel_attention",

@@ -73,6 +73,8 @@ class SplitAttention:
         self.plain = _Heads([i for i, w in enumerate(of_heads) if not w], k.shape[2])
         self.windowed = _Heads([i for i, w in enumerate(of_heads) if w], k.shape[2])
         self.horizon = horizon if self.plain.numbers else None
+        # Rows that look both ways see the same everywhere: the sums of all ranks, and no key by itself.
+        self.sums_are_whole = not causal and shard.packed is None
         self.common: dict[str, Any] = {"eps": eps, "backend": backend}
         if lengths is not None:
             column = torch.arange(shard.start, shard.stop, device=k.device)
@@ -129,12 +131,15 @@ class SplitAttention:
     def _plain(self, q: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of heads without a window: out, and the sums behind each document of this shard."""
         q, k, v = (self.plain.of(x) for x in (q, self.k, self.v))
+        if self.sums_are_whole:
+            k, v = k[:, :0], v[:, :0]
         outs, after = [], []
         for part in self.shard.parts(self.causal):
             columns = slice(part.start, part.stop)
             result = cosformer_attention(
                 q[:, columns], k[:, columns], v[:, columns], causal=self.causal, horizon=self.horizon,
-                key_mask=self._mask(columns), cu_seqlens=_bounds(part.bounds, q.device),
+                key_mask=None if self.sums_are_whole else self._mask(columns),
+                cu_seqlens=_bounds(part.bounds, q.device),
                 state=self._incoming(part, sums), return_state=self.return_state, **self.common,
             )  # fmt: skip
             if isinstance(result, Tensor):

@@ -20,8 +20,6 @@ from cosformer.distributed.group import SequenceGroup
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-Ranks = tuple[slice, ...]
-
 
 class _InFlight:
     """One tensor to all ranks, and rows of another to neighbours, on their way."""
@@ -70,8 +68,8 @@ class Exchange:
     """
 
     group: SequenceGroup
-    senders: Sequence[Ranks] = ()
-    receivers: Sequence[Ranks] = ()
+    senders: Sequence[slice] = ()
+    receivers: Sequence[slice] = ()
     before: int = 0
     behind: int = 0
     _flight: _InFlight | None = field(default=None, repr=False)
@@ -105,13 +103,9 @@ class Exchange:
     def is_rank(self, distance: int) -> bool:
         return 0 <= self.group.rank + distance < self.group.size
 
-    def added(self, gathered: Tensor, ranks: Sequence[Ranks]) -> Tensor:
+    def added(self, gathered: Tensor, ranks: Sequence[slice]) -> Tensor:
         """gathered [size, slots, ...] summed over these ranks: [slots, ...]."""
-        slots = []
-        for slot, parts in enumerate(ranks):
-            found = [gathered[part, slot].sum(0) for part in parts]
-            slots.append(found[0] if len(found) == 1 else found[0] + found[1])
-        return torch.stack(slots)
+        return torch.stack([gathered[part, slot].sum(0) for slot, part in enumerate(ranks)])
 
 
 class _Begin(torch.autograd.Function):

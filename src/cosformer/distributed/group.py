@@ -45,28 +45,16 @@ class SequenceGroup:
                 f"process {dist.get_rank()} is not a member of this sequence group: give each process the "
                 'group it belongs to, as mesh["sequence"] of a DeviceMesh does.'
             )
-        self._control: ProcessGroup | None = None
-
-    @property
-    def control(self) -> ProcessGroup:
-        """For words between hosts: over the CPU, so that no device is waited for."""
-        if self._control is None:
-            assert self.group is not None
-            if "cpu:" in dist.get_backend_config(self.group):
-                self._control = self.group
-            else:
-                ranks = dist.get_process_group_ranks(self.group)
-                made = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-                assert isinstance(made, ProcessGroup)
-                self._control = made
-        return self._control
+        # Words go between hosts where they can ("cpu:gloo,cuda:nccl"), so that no GPU is waited for.
+        of_hosts = "cpu:" in dist.get_backend_config(self.group)
+        self.words_on = torch.device("cpu" if of_hosts else "cuda")
 
     def __deepcopy__(self, memo: object) -> "SequenceGroup":
         return self  # a copy of a model works with the same ranks
 
     def agree(self, call: str, error: Exception | None = None) -> None:
         """Raises on every rank where one has an error, or makes another call than the rest. It takes a
-        message between hosts; no device is asked."""
+        message between hosts; a group of NCCL alone sends it between its GPUs, and waits for them."""
         if self.size == 1:
             if error is not None:
                 raise error
@@ -89,25 +77,24 @@ class SequenceGroup:
             )
 
     def _gather_words(self, words: str) -> list[str]:
-        own = torch.zeros(_MESSAGE, dtype=torch.uint8)
-        raw = words.encode()[:_MESSAGE]
-        own[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        raw = words.encode()[:_MESSAGE].ljust(_MESSAGE, b"\0")
+        own = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(self.words_on)
         every = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(every, own, group=self.control)
+        try:
+            dist.all_gather(every, own, group=self.group)
+        except RuntimeError as error:
+            raise SequenceParallelError(
+                f"rank {self.rank} of the sequence group of {self.size} lost the others: one of them has "
+                f"ended, and its own words say why ({str(error).splitlines()[0][:200]})."
+            ) from error
         return [bytes(x.tolist()).rstrip(b"\0").decode(errors="replace") for x in every]
 
 
 AnyGroup: TypeAlias = SequenceGroup | ProcessGroup | DeviceMesh | None
-_KNOWN: dict[ProcessGroup, SequenceGroup] = {}
 
 
 def sequence_group(group: AnyGroup) -> SequenceGroup:
-    """The sequence group of a process group; the same object each time, with its connection between hosts."""
-    if isinstance(group, SequenceGroup):
-        return group
-    made = SequenceGroup(group)
-    assert made.group is not None
-    return _KNOWN.setdefault(made.group, made)
+    return group if isinstance(group, SequenceGroup) else SequenceGroup(group)
 
 
 def sequence_mesh(size: int, *, device_type: str | None = None) -> DeviceMesh:

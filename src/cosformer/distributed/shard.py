@@ -8,7 +8,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cosformer.distributed.exchange import Ranks
 from cosformer.distributed.group import SequenceGroup
 
 
@@ -95,15 +94,17 @@ class Shard:
         end = (self.bounds[self.last + 1] - 1) // self.length
         return slice(self.group.rank + 1, end + 1)
 
-    def routes(self, causal: bool) -> tuple[list[Ranks], list[Ranks]]:
+    def routes(self, causal: bool) -> tuple[list[slice], list[slice]]:
         """Senders and receivers of the sums of an exchange. A slot for what comes from before, which is of
         the senders' last documents; a second one, where a document may be seen from both sides and the first
-        and the last of a shard differ, for what comes from behind, of the senders' first ones."""
+        and the last of a shard differ, for what comes from behind, of the senders' first ones. Rows that are
+        seen from both sides are summed over all ranks, this one too."""
         if causal:
-            return [(self.before,)], [(self.behind,)]
+            return [self.before], [self.behind]
         if self.packed is None:
-            return [(self.before, self.behind)], [(self.before, self.behind)]
-        return [(self.before,), (self.behind,)], [(self.behind,), (self.before,)]
+            every = slice(0, self.group.size)
+            return [every], [every]
+        return [self.before, self.behind], [self.behind, self.before]
 
     def sent(self, causal: bool) -> list[Part]:
         """The columns whose sums this rank sends, by slot: its last document, and its first one."""

@@ -33,7 +33,7 @@ def _table(record: Record, field: str, caption: str) -> Table:
 
 def plot(record: Record) -> Plot:
     """Time against the number of GPUs."""
-    lines = []
+    lines: list[Line] = []
     for tokens in DRAWN:
         for method, words in METHODS.items():
             own = [r for r in record["rows"] if r["method"] == method and r["tokens"] == tokens]
