@@ -1,33 +1,28 @@
 """The benchmark of generation: a small run, and reports that come from their records."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import generation, generation_steps
+from benchmarks import generation, generation_gpu, generation_steps
 from benchmarks.generation_cases import CONTENDERS, Sizes, build, cache_bytes, disagreement, filled
 from cosformer.models import step
 from cosformer.report.render import markdown
+from cosformer.report.sections import generation_gpu as promises
 from cosformer.report.sections.generation import document, findings
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Sizes(hidden=32, layers=1, heads=2, vocabulary=264)
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.generation", *arguments], cwd=ROOT, capture_output=True, text=True
-    )
-
-
-def test_a_small_run_writes_a_report(tmp_path):
+def test_a_small_run_writes_a_report(tmp_path, monkeypatch):
     small = ["--contexts", "64,256", "--batches", "1,2", "--hidden", "32", "--layers", "1", "--threads", "1"]
-    done = run(*small, "--rounds", "2", "--no-memory", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    rest = ["--rounds", "2", "--no-memory", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["benchmarks.generation", *small, *rest])
+    generation.main()
     (record,) = tmp_path.glob("*.json")
     data = json.loads(record.read_text())
     assert len(data["results"]) == 12
@@ -96,3 +91,62 @@ def test_ways_of_a_step(monkeypatch, capsys):
     assert set(data["differing_tokens"].values()) == {0}
     assert all("ms_a_token" in row for row in data["results"])
     assert step.DEVICES == ("cpu",)
+
+
+def test_the_benchmark_for_a_gpu_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
+    """Tiny, on the CPU: every kind of case once, the last in a second call."""
+    out = tmp_path / "record.json"
+    tiny = ["--device=cpu", "--contexts=16", "--batches=2", "--hidden=128", "--layers=1", "--vocabulary=64",
+            "--dtype=float32", "--backend=eager", "--compile_s=0.1", f"--out={out}"]  # fmt: skip
+    cases = [("compiled", 2, 16), ("eager", 2, 16), ("prefill", 2, 16), ("llama", 2, 16)]
+    monkeypatch.setattr(generation_gpu, "TOKENS", (2, 4))
+    monkeypatch.setattr(generation_gpu, "REPEATS", 1)
+    monkeypatch.setattr(generation_gpu, "gate", lambda args: {"plain": 0})
+    monkeypatch.setattr(generation_gpu, "write_beside", lambda made, path: [])
+    for some in (cases[:3], cases):
+        monkeypatch.setattr(generation_gpu, "plan", lambda contexts, batches, some=some: some)
+        generation_gpu.main(tiny)
+    data = json.loads(out.read_text())
+    assert [(r["contender"], r["batch"], r["context"]) for r in data["results"]] == cases
+    assert not any("skipped" in r for r in data["results"]), data["results"]
+    assert [r.get("graphs") for r in data["results"]] == [1, 0, None, 1]
+    assert "compiled tokens are those of no cache" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"^2$"):
+        generation_gpu.main([*tiny, "--hidden=64"])
+
+
+def test_the_plan_for_a_gpu_begins_with_what_was_promised():
+    cases = generation_gpu.plan(list(generation_gpu.CONTEXTS), list(generation_gpu.BATCHES))
+    assert len(cases) == len(set(cases))
+    assert cases[:2] == [("compiled", 1, 1024), ("compiled", 1, 131_072)]
+    wanted = [("compiled", b, c) for b in (1, 256) for c in (1024, 131_072)]
+    wanted += [(name, b, 16_384) for name in ("compiled", "llama") for b in (1, 64)]
+    assert set(wanted) <= set(cases[:11])
+
+
+def row(contender, batch, context, **fields):
+    return {"contender": contender, "batch": batch, "context": context, **fields}
+
+
+def test_promises_that_are_kept_and_broken():
+    good = [
+        row("compiled", 1, 1024, token_s=1.5e-3, graphs=1),
+        row("compiled", 1, 131_072, token_s=1.6e-3, graphs=0),
+        row("compiled", 1, 16_384, token_s=1.5e-3, graphs=0),
+        row("prefill", 1, 131_072, prefill_peak_bytes=2**30),
+        row("compiled", 256, 1024, token_s=3.0e-3, graphs=1),
+        row("compiled", 64, 16_384, token_s=2e-3, graphs=1),
+        row("llama", 1, 16_384, token_s=3.1e-3),
+        row("llama", 64, 16_384, skipped="out of memory"),
+    ]
+    kept = promises.findings({"differing_tokens": {"plain": 0}, "results": good})
+    assert [met for *_, met in kept] == ["yes"] * 8
+    bad = [
+        row("compiled", 1, 1024, token_s=2.5e-3, graphs=2),
+        row("compiled", 1, 131_072, token_s=3.1e-3, graphs=0),
+        row("compiled", 1, 16_384, token_s=2.5e-3, graphs=0),
+        row("prefill", 1, 131_072, prefill_peak_bytes=2**31),
+        row("llama", 1, 16_384, token_s=3.1e-3),
+    ]
+    broken = promises.findings({"differing_tokens": {"plain": 3}, "results": bad})
+    assert [met for *_, met in broken] == ["no"] * 6

@@ -7,10 +7,12 @@ from cosformer.report.odd import told
 from cosformer.report.sections import (
     attention,
     generation,
+    generation_gpu,
     generators,
     operator_cpu,
     operator_gpu,
     scaling,
+    serving,
     training,
     windows,
 )
@@ -24,6 +26,9 @@ KINDS = {
     "cosformer attention benchmark": attention.section,
     "cosformer language model benchmark": training.language_model_section,
     "cosformer generation benchmark": generation.section,
+    "cosformer generation on a GPU benchmark": generation_gpu.section,
+    "cosformer serving benchmark": serving.serving,
+    "cosformer leaks benchmark": serving.leaks,
     "cosformer training benchmark": training.training_section,
     "cosformer tasks benchmark": generators.section,
     "cosformer scaling simulation": scaling.section,

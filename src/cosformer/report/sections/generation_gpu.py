@@ -1,0 +1,142 @@
+"""Generation on a GPU: what was promised of compiled steps, and what came out."""
+
+from typing import Any
+
+from cosformer.report.document import Block, Document, Figure, Line, Section, Table, Text
+from cosformer.report.sections.common import (
+    Record,
+    again,
+    hardware_words,
+    log_plot,
+    settings_section,
+    source,
+)
+from cosformer.terminal import seconds, size, times
+
+FORMAT = "cosformer generation on a GPU benchmark 1"
+NAMES = {
+    "compiled": "cosFormer, compiled steps",
+    "eager": "cosFormer, eager",
+    "llama": "Llama, static cache, compiled",
+}
+COLOURS = {"compiled": 0, "eager": 2, "llama": 3}
+SHORT, LONG, BESIDE = 1024, 131_072, 16_384  # contexts of what was promised
+MOST_MS = {1: 2.0, 256: 3.5}
+MOST_PREFILL = 1.5 * 2**30
+NEAR = 1.1
+AHEAD = {1: 2.0, 64: 5.0}
+
+
+def _row(data: Record, contender: str, batch: int, context: int) -> Record:
+    wanted = (contender, batch, context)
+    found = (r for r in data["results"] if (r["contender"], r["batch"], r["context"]) == wanted)
+    return next(found, {})
+
+
+def findings(data: Record) -> list[list[str]]:
+    """What was promised, and what came out; what was not measured is left out."""
+    rows = []
+
+    def add(what: str, measured: str, met: bool) -> None:
+        rows.append([what, measured, "yes" if met else "no"])
+
+    for kind, count in (data["differing_tokens"] or {}).items():
+        add(f"compiled tokens are those of no cache, float32, {kind}", f"{count} of 600 differ", count == 0)
+    for batch, most in MOST_MS.items():
+        short, long = (_row(data, "compiled", batch, n).get("token_s") for n in (SHORT, LONG))
+        if short:
+            add(f"a token at batch {batch}: at most {most} ms", seconds(short), short <= most / 1e3)
+        if short and long:
+            ratio = max(long / short, short / long)
+            what = f"batch {batch}: {LONG:,} tokens before as {SHORT:,}, within 10 %"
+            add(what, f"{seconds(long)}, {times(ratio)}", ratio <= NEAR)
+    peak = _row(data, "prefill", 1, LONG).get("prefill_peak_bytes")
+    if peak is not None:
+        add(f"reading {LONG:,} tokens adds at most {size(MOST_PREFILL)}", size(peak), peak <= MOST_PREFILL)
+    for batch, ahead in AHEAD.items():
+        own, other = (_row(data, name, batch, BESIDE) for name in ("compiled", "llama"))
+        what = f"batch {batch}, {BESIDE:,} tokens before: {ahead:g} times the tokens a second of Llama"
+        if own.get("token_s") and other.get("token_s"):
+            ratio = other["token_s"] / own["token_s"]
+            add(what, times(ratio), ratio >= ahead)
+        elif own.get("token_s") and other.get("skipped"):
+            add(what, f"Llama: {other['skipped']}", other["skipped"] == "out of memory")
+    compiled = [r for r in data["results"] if r["contender"] == "compiled" and "graphs" in r]
+    if compiled:
+        seen: set[int] = set()
+        new_graphs = [0, 0]  # for a context, for a batch size
+        for r in compiled:
+            new = r["batch"] not in seen
+            seen.add(r["batch"])
+            new_graphs[new] = max(new_graphs[new], r["graphs"])
+        context, batch = new_graphs
+        what = "no compilation for a new context, one for a new batch size"
+        add(what, f"{context} and {batch}", context == 0 and batch <= 1)
+    return rows
+
+
+def _table(data: Record, field: str, show: Any, names: tuple[str, ...]) -> Table:
+    rows = []
+    for batch, context in sorted({(r["batch"], r["context"]) for r in data["results"]}):
+        found = [_row(data, name, batch, context) for name in names]
+        if any(field in r or "skipped" in r for r in found):
+            cells = [show(r[field]) if field in r else r.get("skipped", "-") for r in found]
+            rows.append([f"{batch:,}", f"{context:,}", *cells])
+    return Table(["batch", "tokens before", *(NAMES.get(name, "cosFormer") for name in names)], rows)
+
+
+def figure(data: Record) -> Figure:
+    """Tokens a second against the context, a plot for each batch size."""
+    plots = []
+    for batch in sorted({r["batch"] for r in data["results"] if "tokens_per_s" in r}):
+        drawn = []
+        for name, title in NAMES.items():
+            points = [(float(r["context"]), float(r["token_s"])) for r in data["results"]
+                      if r["contender"] == name and r["batch"] == batch and "token_s" in r]  # fmt: skip
+            if points:
+                drawn.append(Line(title, sorted(points), COLOURS[name]))
+        plots.append(
+            log_plot(f"generation-gpu-{batch}", f"Batch {batch:,}: time of a token", drawn, "time of a token",
+                     "A token costs cosFormer the same behind every context.", x_label="tokens before")
+        )  # fmt: skip
+    return Figure("Time of a token through model.generate", plots, columns=2)
+
+
+def section(record: Record) -> Section:
+    """For the page: the promises and one plot."""
+    blocks: list[Block] = [Table(["", "measured", "met"], findings(record))]
+    blocks += figure(record).plots[:1]
+    return Section(
+        f"Generation, compiled: {hardware_words(record)}", [*blocks, source(record)], "generation-gpu"
+    )
+
+
+def document(data: Record) -> Document:
+    """Everything, beside the record."""
+    s = data["settings"]
+    lead = (
+        f"Through `model.generate`, greedy: {s['layers']} layers, width {s['hidden']}, vocabulary "
+        f"{s['vocabulary']:,}, {s['dtype']}, random weights, on {hardware_words(data)}. A token is the "
+        "difference of a long and a short answer. cosFormer's caches are told to stand behind a context; "
+        "Llama has read it. First calls have their compilation in them."
+    )
+    both, own = ("compiled", "eager", "llama"), ("compiled", "llama")
+    parts = [
+        ("What was promised", Table(["", "measured", "met"], findings(data))),
+        ("Time of a token", _table(data, "token_s", seconds, both)),
+        ("Tokens a second", _table(data, "tokens_per_s", lambda x: f"{x:,.0f}", both)),
+        ("Time to the first token", _table(data, "first_token_s", seconds, ("prefill", "llama"))),
+        ("Memory that reading adds", _table(data, "prefill_peak_bytes", size, ("prefill",))),
+        ("Peak memory beyond the model", _table(data, "peak_bytes", size, both)),
+        ("First call", _table(data, "first_call_s", seconds, own)),
+    ]
+    sections = [Section(title, [table]) for title, table in parts if table.rows]
+    left = data.get("planned", 0) - len(data["results"])
+    note = [Text(f"{left} of {data['planned']} planned cases are not measured yet.")] if left > 0 else []
+    pictures: list[Block] = [figure(data)] if any("token_s" in r for r in data["results"]) else []
+    return Document(
+        f"Generation on a GPU, {data['date'][:10]}",
+        lead,
+        [*sections, settings_section(data), again(data)],
+        opening=[*note, *pictures],
+    )
