@@ -1,5 +1,6 @@
-"""Generation on a CUDA GPU, through `model.generate`, greedy: compiled steps, the same model in eager mode,
-and transformers' Llama of the same size with its static cache and compiled steps.
+"""Generation on a CUDA GPU, through `model.generate`, greedy: as it comes, with steps captured as a graph;
+with compiled steps; in eager mode; and transformers' Llama of the same size with its static cache and
+compiled steps.
 
     python -m benchmarks.generation_gpu --minutes 9 --out generation-gpu-cuda.json
 
@@ -41,7 +42,11 @@ MOST_TOKENS = 2**27  # batch times context: generate() keeps their ids
 MOST_READ = 2**20  # of those that are read, and not only told
 MOST_AT_ONCE = 2**18  # tokens of all rows that Llama reads in one piece: its mask is their square
 CHUNK = 2048  # columns that Llama reads at a time, where it has many
-WAYS = {"compiled": "compiled", "eager": "general"}  # in the words of generation_steps
+WAYS = {
+    "captured": "captured",
+    "compiled": "compiled",
+    "eager": "general",
+}  # in the words of generation_steps
 
 Case = tuple[str, int, int]  # contender, batch, context
 
@@ -71,18 +76,20 @@ def parser() -> Parser:
 def plan(contexts: list[int], batches: list[int]) -> list[Case]:
     """What was promised first; a batch size of one contender in a row, for it is compiled once."""
     first: list[Case] = [
+        ("captured", 1, 1024), ("captured", 1, 131_072), ("captured", 256, 1024), ("captured", 64, 16_384),
         ("compiled", 1, 1024), ("compiled", 1, 131_072), ("compiled", 1, 16_384), ("prefill", 1, 131_072),
         ("compiled", 256, 1024), ("compiled", 256, 131_072), ("eager", 1, 1024), ("eager", 256, 1024),
         ("llama", 1, 16_384), ("compiled", 64, 16_384), ("llama", 64, 16_384),
     ]  # fmt: skip
     wanted = [case for case in first if case[1] in batches and case[2] in contexts]
     rest = [("prefill", 1, context) for context in contexts]
-    rest += [("compiled", batch, context) for batch in batches for context in contexts]
+    rest += [(way, batch, context) for way in ("captured", "compiled") for batch in batches
+             for context in contexts]  # fmt: skip
     rest += [("eager", batch, context) for batch in batches for context in (contexts[0], contexts[-1])]
     rest += [("prefill", batch, contexts[0]) for batch in batches]
     rest += [("llama", batch, context) for batch in batches for context in contexts]
     for case in rest:
-        read = case[0] in ("llama", "prefill")
+        read = case[0] in ("captured", "llama", "prefill")
         fits = case[1] * case[2] <= (MOST_READ if read else MOST_TOKENS)
         if fits and case not in wanted:
             wanted.append(case)
@@ -131,7 +138,9 @@ def decode(
 ) -> dict[str, Any]:
     ids = torch.randint(2, args.vocabulary, (batch, context + 1), device=args.device)
     with steps.way(WAYS[contender], args) as options:
-        cache = standing_behind(model, batch, context, static=bool(options))
+        if contender == "captured":  # its cache is generate()'s own, and has read the context
+            return timed(args, batch, lambda count: steps.generate(model, ids, count, **options))
+        cache = standing_behind(model, batch, context, static="cache_implementation" in options)
         options.pop("cache_implementation", None)  # it is the cache that is static
         kept = cache.snapshot()
 
@@ -215,9 +224,10 @@ def gate(args: Any) -> dict[str, int]:
     heads = args.hidden // 64
     windows = {"attention_parameters": {"windows": [4, 64][:heads] + [None] * (heads - 2)}, "conv_size": 4}
     found = {}
-    for kind, changes in (("plain", {}), ("windows and convolution", windows)):
-        torch.compiler.reset()
-        found[kind] = steps.differing(args, "compiled", **{"num_hidden_layers": 2} | changes)
+    for way in ("captured", "compiled"):
+        for kind, changes in (("plain", {}), ("windows and convolution", windows)):
+            torch.compiler.reset()
+            found[f"{way}, {kind}"] = steps.differing(args, way, **{"num_hidden_layers": 2} | changes)
     torch.compiler.reset()
     return found
 

@@ -1,6 +1,6 @@
 """Time a token through `model.generate`, by each way that a step can take: the general one, the short one,
-and compiled (with the decoding kernel, and with plain operations). Tokens are compared first, in float32,
-with those of no cache. Prints one JSON object."""
+captured as it is, and compiled (with the decoding kernel, and with plain operations). Tokens are compared
+first, in float32, with those of no cache. Prints one JSON object."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ from cosformer.ops import one_token
 
 TOKENS = (8, 72)  # generated; the difference of the two is timed
 CHECKED = 200  # tokens that are compared
-WAYS = ("general", "short", "compiled", "compiled, plain operations")
+WAYS = ("general", "short", "captured", "compiled", "compiled, plain operations")
 
 
 def parser() -> Parser:
@@ -59,7 +59,8 @@ def way(name: str, args: Any) -> Iterator[dict[str, Any]]:
         if name == "compiled, plain operations":
             one_token.USE_KERNEL = False
         if not name.startswith("compiled"):
-            yield {}
+            # On CUDA steps are captured unless it is forbidden.
+            yield {} if name == "captured" else {"disable_compile": True}
             return
         # As transformers has it by default, and on a CPU too; graphs are captured on CUDA alone.
         on_gpu = args.device.startswith("cuda") and args.backend == "inductor"

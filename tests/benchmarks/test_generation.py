@@ -90,7 +90,7 @@ def test_ways_of_a_step(monkeypatch, capsys):
     assert len(data["differing_tokens"]) == 2 * len(data["results"]) == 4
     assert set(data["differing_tokens"].values()) == {0}
     assert all("ms_a_token" in row for row in data["results"])
-    assert step.DEVICES == ("cpu",)
+    assert step.DEVICES == ("cpu", "cuda")
 
 
 def test_the_benchmark_for_a_gpu_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
@@ -98,19 +98,19 @@ def test_the_benchmark_for_a_gpu_goes_on_where_it_stopped(monkeypatch, tmp_path,
     out = tmp_path / "record.json"
     tiny = ["--device=cpu", "--contexts=16", "--batches=2", "--hidden=128", "--layers=1", "--vocabulary=64",
             "--dtype=float32", "--backend=eager", "--compile_s=0.1", f"--out={out}"]  # fmt: skip
-    cases = [("compiled", 2, 16), ("eager", 2, 16), ("prefill", 2, 16), ("llama", 2, 16)]
+    cases = [("captured", 2, 16), ("compiled", 2, 16), ("eager", 2, 16), ("prefill", 2, 16), ("llama", 2, 16)]
     monkeypatch.setattr(generation_gpu, "TOKENS", (2, 4))
     monkeypatch.setattr(generation_gpu, "REPEATS", 1)
     monkeypatch.setattr(generation_gpu, "gate", lambda args: {"plain": 0})
     monkeypatch.setattr(generation_gpu, "write_beside", lambda made, path: [])
-    for some in (cases[:3], cases):
+    for some in (cases[:4], cases):
         monkeypatch.setattr(generation_gpu, "plan", lambda contexts, batches, some=some: some)
         generation_gpu.main(tiny)
     data = json.loads(out.read_text())
     assert [(r["contender"], r["batch"], r["context"]) for r in data["results"]] == cases
     assert not any("skipped" in r for r in data["results"]), data["results"]
-    assert [r.get("graphs") for r in data["results"]] == [1, 0, None, 1]
-    assert "compiled tokens are those of no cache" in capsys.readouterr().out
+    assert [r.get("graphs") for r in data["results"]] == [0, 1, 0, None, 1]
+    assert "tokens are those of no cache" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"^2$"):
         generation_gpu.main([*tiny, "--hidden=64"])
 
@@ -118,10 +118,10 @@ def test_the_benchmark_for_a_gpu_goes_on_where_it_stopped(monkeypatch, tmp_path,
 def test_the_plan_for_a_gpu_begins_with_what_was_promised():
     cases = generation_gpu.plan(list(generation_gpu.CONTEXTS), list(generation_gpu.BATCHES))
     assert len(cases) == len(set(cases))
-    assert cases[:2] == [("compiled", 1, 1024), ("compiled", 1, 131_072)]
+    assert cases[:2] == [("captured", 1, 1024), ("captured", 1, 131_072)]
     wanted = [("compiled", b, c) for b in (1, 256) for c in (1024, 131_072)]
     wanted += [(name, b, 16_384) for name in ("compiled", "llama") for b in (1, 64)]
-    assert set(wanted) <= set(cases[:11])
+    assert set(wanted) <= set(cases[:15])
 
 
 def row(contender, batch, context, **fields):
