@@ -167,6 +167,7 @@ def test_nothing_is_pickled(stopped, run_folder, tmp_path, monkeypatch):
     assert {path.suffix for path in run_folder.rglob("*") if path.is_file()} == {
         ".json",
         ".jsonl",
+        ".md",
         ".safetensors",
     }
     for path in run_folder.glob("checkpoint-*"):
