@@ -6,6 +6,7 @@ from cosformer.report.document import Section
 from cosformer.report.odd import told
 from cosformer.report.sections import (
     attention,
+    campaign,
     generation,
     generators,
     operator_cpu,
@@ -25,6 +26,7 @@ KINDS = {
     "cosformer generation benchmark": generation.section,
     "cosformer training benchmark": training.training_section,
     "cosformer tasks benchmark": generators.section,
+    "cosformer campaign": campaign.section,
 }
 
 
