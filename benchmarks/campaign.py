@@ -39,7 +39,7 @@ EXAMPLES = """examples:
   python -m benchmarks.campaign --only files:17                one case again
 """
 ROOT = Path(__file__).resolve().parents[1]
-FORMAT = "campaign 2"
+FORMAT = "cosformer campaign 2"
 SECONDS = sandbox.SECONDS
 
 
@@ -176,7 +176,8 @@ def main(arguments: list[str] | None = None) -> int:
     found = attack(wanted, args.seed, kept)
     new = {name: report(name, [r for r in found if r["part"] == name], args.seed, commit) for name in wanted}
     both = _known(args.out) | new
-    made = {"format": FORMAT, "parts": {name: both[name] for name in PARTS if name in both}}
+    told = {name: both[name] for name in PARTS if name in both}
+    made = {"format": FORMAT, "date": max(part["date"] for part in told.values()), "parts": told}
     files.write_json(args.out, made)
     others = [line for line in files.lines(kept) if line["part"] not in wanted]
     files.write_text(kept, "".join(json.dumps(line) + "\n" for line in others))

@@ -23,6 +23,9 @@ from cosformer.models import CosformerCache, CosformerConfig, CosformerForCausal
 TINY = ["steps=2", "save_every=1", "keep=9", "model.hidden_size=16", "task_settings.train_rows=32",
         "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
 TRAIN = ["train", "mqar", "--scale", "tiny", *TINY, "--folder", "run", "--results", "results.jsonl"]
+TEXTS = [
+    "generate", "model", "--prompts", "texts/prompts.jsonl", "--out", "texts/out.jsonl", "--tokens", "3",
+]  # fmt: skip
 RECIPE = """from cosformer.training.recipes import build as other
 
 def build(scale="small", attention="cosformer", **overrides):
@@ -53,6 +56,11 @@ def _cache(rng: random.Random) -> None:
         raise Refused(f"cosformer: {error}") from None
 
 
+def _texts(rng: random.Random) -> int:
+    code = main(TEXTS)
+    return 0 if code == 1 else code  # lines that could not be used are named, and the others are there
+
+
 READERS = {
     "model": Reader("model", ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
                               "tokenizer_config.json"),
@@ -69,6 +77,7 @@ READERS = {
                          _command(["data", "image", "official=false"], ["data", "sst2", "official=false"])),
     "records": Reader("records", ("*",), _command(
         ["report", "--results", "records", "--benchmarks", "records"])),
+    "texts": Reader("texts", ("prompts.jsonl", "out.jsonl"), _texts),
     "recipe": Reader("recipe", ("mine.py",), _command(["train", "recipe/mine.py", *TINY, "--folder", "new"])),
 }  # fmt: skip
 
@@ -90,6 +99,8 @@ def prepare(base: Path, checkout: Path) -> None:
         base / "cache/cache.safetensors"
     )
     _data(base / "data")
+    (base / "texts").mkdir()
+    (base / "texts" / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b", "id": 7}\n')
     (base / "recipe").mkdir()
     (base / "recipe" / "mine.py").write_text(RECIPE)
     (base / "records").mkdir()
@@ -100,7 +111,7 @@ def prepare(base: Path, checkout: Path) -> None:
         )
     os.chdir(base)
     try:
-        for words in (TRAIN, ["data", "image", "official=false"], ["data", "sst2", "official=false"]):
+        for words in (TRAIN, TEXTS, ["data", "image", "official=false"], ["data", "sst2", "official=false"]):
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
                 code = main(words)
             if code:

@@ -28,6 +28,7 @@ from cosformer.report.document import (
     Table,
     Text,
 )
+from cosformer.report.sections import benchmarks as benchmark_sections
 from cosformer.report.sections import runs as results
 from cosformer.report.sections.common import latest
 from cosformer.report.write import report, write, write_beside
@@ -183,6 +184,21 @@ def test_the_newest_record_of_a_kind_counts():
     kept.append({"format": "cosformer operator benchmark on a GPU 1", "date": "2027-01"})
     assert latest(kept, "cosformer operator benchmark")["date"] == "2026-03"
     assert latest(kept, "cosformer speed of light") is None
+
+
+def test_a_campaign_says_what_it_found():
+    wrong = {"number": 16, "end": "lost", "what": "kill at 7"}
+    part = {"cases": 500, "ends": {"identical": 499, "lost": 1}, "kinds": {"kill": 1999, "clock": 1},
+            "wrong": [wrong], "date": "2026-11-17T03:00", "commit": {"id": "abcdef0123456789"}}  # fmt: skip
+    record = {"format": "cosformer campaign 2", "date": "2026", "stem": "campaign", "parts": {"faults": part}}
+    (section,) = benchmark_sections([record])
+    table, items, _ = section.blocks
+    assert table.rows == [
+        ["runs with faults, against the run that nothing happened to", "500", "499 identical, 1 lost", "1",
+         "2026-11-17", "abcdef0123"]
+    ]  # fmt: skip
+    assert items.words[0].endswith("1,999 kill, 1 clock")
+    assert items.words[1] == "faults 16, lost: kill at 7"
 
 
 def test_an_empty_project_has_a_report(tmp_path):

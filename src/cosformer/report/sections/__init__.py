@@ -6,6 +6,7 @@ from cosformer.report.document import Section
 from cosformer.report.odd import told
 from cosformer.report.sections import (
     attention,
+    campaign,
     generation,
     generation_gpu,
     generators,
@@ -32,6 +33,7 @@ KINDS = {
     "cosformer training benchmark": training.training_section,
     "cosformer tasks benchmark": generators.section,
     "cosformer scaling simulation": scaling.section,
+    "cosformer campaign": campaign.section,
 }
 
 
