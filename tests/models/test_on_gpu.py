@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cosformer.models import CosformerForCausalLM, step
+from cosformer.models import CosformerForCausalLM, generation, step
 from tests.models.tiny import PADDINGS, build, close, padded_batch, tokens
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
@@ -42,6 +42,17 @@ def test_compiled_tokens_are_those_of_no_cache(changes):
         ids = tokens(2, 7)
         expected = generate(net, ids, use_cache=False, **mode)
         assert torch.equal(generate(net, ids, cache_implementation="static", **mode), expected)
+
+
+def test_compiled_without_being_asked(monkeypatch):
+    monkeypatch.setattr(generation, "COMPILED_UNASKED", ("cuda",))
+    monkeypatch.setattr(generation, "FEWEST_UNASKED", 40)
+    net, ids = model(MODELS["rotary"]), tokens(2, 7)
+    torch.compiler.reset()
+    for mode in ({}, {"do_sample": True}, {"num_beams": 3}):
+        made = generate(net, ids, return_dict_in_generate=True, **mode)
+        assert made.past_key_values.decoding is not None
+        assert torch.equal(made.sequences, generate(net, ids, use_cache=False, **mode))
 
 
 @EACH_MODEL

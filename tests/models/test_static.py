@@ -1,6 +1,7 @@
 """Compiled steps over tensors that stay where they are: the same tokens, one graph, and values that stay."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -260,6 +261,57 @@ def test_where_steps_are_not_compiled(monkeypatch):
             generate(build(CosformerForCausalLM, attention="softmax"), ids, cache_implementation="static")
     with pytest.raises(ValueError, match=r"cache_implementation must be left out, or \"static\""):
         generate(net, ids, cache_implementation="offloaded_static")
+
+
+def test_without_being_asked(monkeypatch):
+    """No device does so yet; one that does, for plain texts that are long enough."""
+    assert generation.COMPILED_UNASKED == ()
+    monkeypatch.setattr(generation, "COMPILED_UNASKED", ("cpu",))
+    monkeypatch.setattr(generation, "FEWEST_UNASKED", NEW)
+    net, ids = build(CosformerForCausalLM, num_hidden_layers=1), tokens(2, 5)
+    here = {"compile_config": compiled()["compile_config"]}
+    for options in ({"max_new_tokens": NEW - 1, "min_new_tokens": 1}, {"disable_compile": True}):
+        assert torch.equal(generate(net, ids, **options, **here), generate(net, ids, **options))
+    with torch.autocast("cpu", torch.bfloat16, enabled=True):
+        generate(net.float(), ids, **here)
+    net.double()
+    source = build(CosformerForConditionalGeneration)
+    generate(source, ids, **here)
+    generate(net, ids)  # on a CPU transformers compiles only if it is told to
+    assert graphs() == 0
+    for mode in ({}, {"do_sample": True, "top_k": 0}, {"num_beams": 2}, {"num_beams": 2, "do_sample": True}):
+        rows = ids[: 2 // mode.get("num_beams", 1)]
+        made = generate(net, rows, return_dict_in_generate=True, **mode, **here)
+        assert made.past_key_values.is_compileable
+        assert torch.equal(made.sequences, generate(net, rows, use_cache=False, **mode))
+    assert graphs() == 1
+
+
+@torch.no_grad()
+def test_a_graph_belongs_to_a_thread():
+    """Another thread takes its steps uncompiled, until the first one has ended."""
+    net, ids = build(CosformerForCausalLM, num_hidden_layers=1), tokens(2, 5)
+    expected, found = generate(net, ids), {}
+
+    def work(name):
+        found[name] = generate(net, ids, return_dict_in_generate=True, **compiled())
+
+    first = threading.Thread(target=work, args=("first",))
+    first.start()
+    first.join()
+    assert net._decoding.thread is first
+    work("here")
+    assert net._decoding.thread is threading.current_thread()
+    second = threading.Thread(target=work, args=("second",))
+    second.start()
+    second.join()
+    assert all(torch.equal(made.sequences, expected) for made in found.values())
+    assert [found[n].past_key_values.decoding is None for n in ("first", "here", "second")] == [
+        False,
+        False,
+        True,
+    ]
+    assert graphs() == 1
 
 
 def test_a_copy_of_a_model_has_its_own_graph():

@@ -60,12 +60,12 @@ class CosformerCache(Cache):
                 'static (cache_implementation="static") must be left out for an encoder-decoder, whose steps '
                 "are not compiled."
             )
-        for layer in config.attentions if static else ():
-            if not layer.traits.constant_state and not issubclass(layer.state_type or object, GrowingState):
-                raise ValueError(
-                    f'static (cache_implementation="static") must be left out for attention {layer.name!r}: '
-                    "its state grows, and is no GrowingState that could be given a fixed room."
-                )
+        unable = _without_room(config) if static else None
+        if unable is not None:
+            raise ValueError(
+                f'static (cache_implementation="static") must be left out for attention {unable!r}: '
+                "its state grows, and is no GrowingState that could be given a fixed room."
+            )
         growing = _decoding(config, config.growing_layers)
         super().__init__(layers=[StateLayer(grows, static) for grows in growing])
         self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
@@ -174,6 +174,18 @@ class CosformerCache(Cache):
             for name, state in layer.states.items():
                 setattr(layer, name, state.to(device))
         return self
+
+
+def _without_room(config: CosformerConfig) -> str | None:
+    """An attention whose state has no fixed room, if there is one."""
+    for layer in config.attentions:
+        if not layer.traits.constant_state and not issubclass(layer.state_type or object, GrowingState):
+            return layer.name
+    return None
+
+
+def can_be_static(config: CosformerConfig) -> bool:
+    return not config.is_encoder_decoder and _without_room(config) is None
 
 
 def layers_that_decode(config: CosformerConfig) -> int:

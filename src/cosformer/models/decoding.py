@@ -8,6 +8,7 @@ hold; behind those a step is not compiled any more.
 """
 
 import operator
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -43,6 +44,7 @@ class Decoding:
         self.column = torch.empty(0)
         self.columns = 0  # that states which grow have room for
         self._owner: weakref.ref[CosformerCache] | None = None
+        self.thread = threading.current_thread()
 
     def step(self, ids: Tensor, cache: CosformerCache) -> Tensor | None:
         """Logits [B, 1, vocabulary] of tokens ids [B, 1], every one of them real, behind a cache that this

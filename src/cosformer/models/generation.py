@@ -1,15 +1,17 @@
 """Generation with a state a layer in place of keys and values."""
 
+import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import GenerationMode
 from transformers.generation.configuration_utils import CompileConfig
 from transformers.utils import logging
 
-from cosformer.models.cache import CosformerCache, checked
+from cosformer.models.cache import CosformerCache, can_be_static, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.decoding import Decoding
 from cosformer.models.horizon import HorizonError
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+_PLAIN_MODES = (
+    GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH,
+    GenerationMode.BEAM_SAMPLE,
+)  # fmt: skip
+# Kinds of devices on which generate() compiles its steps without being asked: none, until one has run them.
+COMPILED_UNASKED: tuple[str, ...] = ()
+FEWEST_UNASKED = 64  # new tokens, for which a compilation may pay
 SHORTEST_ROOM = 256  # tokens that states which grow have room for in compiled steps, at least
 
 
@@ -80,8 +89,23 @@ class StatefulGenerationMixin(GenerationMixin):
             )
             generation_config.use_cache = False
             return
-        cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static)
+        unasked = not static and self._compiles_unasked(generation_config, generation_mode)
+        cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static or unasked)
         self._compile_steps(cache, generation_config, model_kwargs)
+        if unasked and cache.decoding is None:
+            model_kwargs["past_key_values"] = CosformerCache(config)
+
+    def _compiles_unasked(self, generation_config: Any, generation_mode: Any) -> bool:
+        """Whether a static cache is what the user would choose: the device has shown that it is right, the
+        text is long enough, and nothing about the call is unusual."""
+        return (
+            self.device.type in COMPILED_UNASKED
+            and generation_mode in _PLAIN_MODES
+            and not self.training
+            and not torch.is_autocast_enabled(self.device.type)
+            and can_be_static(self.config)
+            and (generation_config.max_new_tokens or 0) >= FEWEST_UNASKED
+        )
 
     def _compile_steps(
         self, cache: CosformerCache, generation_config: Any, model_kwargs: dict[str, Any]
@@ -89,10 +113,15 @@ class StatefulGenerationMixin(GenerationMixin):
         """Gives a static cache the model's compiled steps, on the devices where transformers compiles."""
         if not cache.is_compileable or not self._valid_auto_compile_criteria(model_kwargs, generation_config):
             return
+        mine = self._decoding is not None and self._decoding.thread is threading.current_thread()
+        if self._decoding is not None and not mine and self._decoding.thread.is_alive():
+            # A captured graph belongs to a thread, and its tensors to one text at a time.
+            cache.decoding = None
+            return
         settings = (generation_config.compile_config or CompileConfig()).to_dict()
         if generation_config.compile_config is None:
             settings["dynamic"] = False  # a graph for each batch size, with its sizes known
-        if self._decoding is None or self._decoding.settings != settings:
+        if self._decoding is None or not mine or self._decoding.settings != settings:
             self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
         cache.decoding = self._decoding
         if self.config.lacking("constant_state") is not None:
