@@ -1,10 +1,12 @@
 """Compiled steps over tensors that stay where they are: the same tokens, one graph, and values that stay."""
 
 import copy
+import threading
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from transformers.generation import GenerationMode
 from transformers.generation.configuration_utils import CompileConfig
 
 from cosformer import attention
@@ -262,6 +264,33 @@ def test_where_steps_are_not_compiled(monkeypatch):
         generate(net, ids, cache_implementation="offloaded_static")
 
 
+@torch.no_grad()
+def test_a_graph_belongs_to_a_thread():
+    """Another thread takes its steps uncompiled, until the first one has ended."""
+    net, ids = build(CosformerForCausalLM, num_hidden_layers=1), tokens(2, 5)
+    expected, found = generate(net, ids), {}
+
+    def work(name):
+        found[name] = generate(net, ids, return_dict_in_generate=True, **compiled())
+
+    first = threading.Thread(target=work, args=("first",))
+    first.start()
+    first.join()
+    assert net._decoding.thread is first
+    work("here")
+    assert net._decoding.thread is threading.current_thread()
+    second = threading.Thread(target=work, args=("second",))
+    second.start()
+    second.join()
+    assert all(torch.equal(made.sequences, expected) for made in found.values())
+    assert [found[n].past_key_values.decoding is None for n in ("first", "here", "second")] == [
+        False,
+        False,
+        True,
+    ]
+    assert graphs() == 1
+
+
 def test_a_copy_of_a_model_has_its_own_graph():
     net, ids = build(CosformerForCausalLM, num_hidden_layers=1), tokens(1, 5)
     expected = generate(net, ids, **compiled())
@@ -275,27 +304,31 @@ def test_a_copy_of_a_model_has_its_own_graph():
 def test_what_can_be_captured(monkeypatch):
     """On CUDA, without being asked: nothing but weights and states may decide what a step computes."""
     net = build(CosformerForCausalLM, torch.float32, **MODELS["mixed"])
-    asked = net.generation_config
-    assert not net._can_capture(asked)  # a CPU has no graphs
+    asked, plain = net.generation_config, GenerationMode.GREEDY_SEARCH
+    assert not net._can_capture(asked, plain)  # a CPU has no graphs
     monkeypatch.setattr(CosformerForCausalLM, "device", torch.device("cuda"))
-    assert net._can_capture(asked)
+    assert net._can_capture(asked, plain)
     for options in ({"disable_compile": True}, {"max_new_tokens": 3}, {"compile_config": CompileConfig()}):
-        assert not net._can_capture(replaced(asked, **options))
-    layer = net.model.layers[0]
+        assert not net._can_capture(replaced(asked, **options), plain)
+    assert not net._can_capture(asked, GenerationMode.ASSISTED_GENERATION)
+    with torch.autocast("cuda", enabled=True):
+        assert not net._can_capture(asked, plain)
+    assert not net.train()._can_capture(asked, plain)
+    layer = net.eval().model.layers[0]
     hook = layer.register_forward_hook(lambda *call: None)
-    assert not net._can_capture(asked)
+    assert not net._can_capture(asked, plain)
     hook.remove()
     layer.forward = layer.forward
-    assert not net._can_capture(asked)
+    assert not net._can_capture(asked, plain)
     del layer.forward
 
     class Adapter(torch.nn.Linear):
         pass
 
     layer.attention.q_proj = Adapter(32, 32)
-    assert not net._can_capture(asked)
+    assert not net._can_capture(asked, plain)
     grows = build(CosformerForCausalLM, torch.float32, **MODELS["softmax among others"])
-    assert not grows._can_capture(asked)
+    assert not grows._can_capture(asked, plain)
 
 
 def replaced(config, **changes):

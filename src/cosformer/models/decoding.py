@@ -8,6 +8,7 @@ hold; behind those a step is not compiled any more.
 """
 
 import operator
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -44,6 +45,7 @@ class Decoding:
         self.column = torch.empty(0)
         self.columns = 0  # that states which grow have room for
         self._owner: weakref.ref[CosformerCache] | None = None
+        self.thread = threading.current_thread()
 
     def begin(self) -> None:
         """Before a text."""

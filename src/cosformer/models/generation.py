@@ -1,8 +1,10 @@
 """Generation with a state a layer in place of keys and values."""
 
+import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 from transformers import GenerationMixin
 from transformers.generation import GenerationMode
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
+_PLAIN_MODES = (
+    GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH,
+    GenerationMode.BEAM_SAMPLE,
+)  # fmt: skip
 FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
 SHORTEST_ROOM = 256  # tokens that states which grow have room for in compiled steps, at least
 
@@ -70,9 +76,11 @@ class StatefulGenerationMixin(GenerationMixin):
             )
             generation_config.use_cache = False
             return
-        captured = not static and self._can_capture(generation_config)
+        captured = not static and self._can_capture(generation_config, generation_mode)
         cache = model_kwargs["past_key_values"] = CosformerCache(config, static=static or captured)
         self._compile_steps(cache, generation_config, model_kwargs, captured)
+        if captured and cache.decoding is None:
+            model_kwargs["past_key_values"] = CosformerCache(config)
 
     def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
         config = self.config
@@ -86,12 +94,15 @@ class StatefulGenerationMixin(GenerationMixin):
             )
         super()._validate_generation_mode(generation_mode, *args, **kwargs)
 
-    def _can_capture(self, generation_config: Any) -> bool:
+    def _can_capture(self, generation_config: Any, generation_mode: Any) -> bool:
         """Whether steps are captured without being asked to: on CUDA, where no state grows and nothing but
         weights and states decides what a step computes."""
         config, count = self.config, generation_config.max_new_tokens
         return (
             self.device.type == "cuda"
+            and generation_mode in _PLAIN_MODES
+            and not self.training
+            and not torch.is_autocast_enabled("cuda")
             and not generation_config.disable_compile
             and generation_config.compile_config is None
             and not config.is_encoder_decoder
@@ -108,10 +119,15 @@ class StatefulGenerationMixin(GenerationMixin):
         compiles."""
         if not cache.is_compileable or not self._valid_auto_compile_criteria(model_kwargs, generation_config):
             return
+        mine = self._decoding is not None and self._decoding.thread is threading.current_thread()
+        if self._decoding is not None and not mine and self._decoding.thread.is_alive():
+            # A captured graph belongs to a thread, and its tensors to one text at a time.
+            cache.decoding = None
+            return
         settings = None if captured else (generation_config.compile_config or CompileConfig()).to_dict()
         if settings is not None and generation_config.compile_config is None:
             settings["dynamic"] = False  # a graph for each batch size, with its sizes known
-        if self._decoding is None or self._decoding.settings != settings:
+        if self._decoding is None or not mine or self._decoding.settings != settings:
             self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
         self._decoding.begin()
         cache.decoding = self._decoding
