@@ -311,7 +311,8 @@ def test_what_can_be_captured(monkeypatch):
     for options in ({"disable_compile": True}, {"max_new_tokens": 3}, {"compile_config": CompileConfig()}):
         assert not net._can_capture(replaced(asked, **options), plain)
     assert not net._can_capture(asked, GenerationMode.ASSISTED_GENERATION)
-    with torch.autocast("cuda", enabled=True):
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "is_autocast_enabled", lambda device: True)
         assert not net._can_capture(asked, plain)
     assert not net.train()._can_capture(asked, plain)
     layer = net.eval().model.layers[0]

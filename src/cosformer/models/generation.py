@@ -41,6 +41,7 @@ class StatefulGenerationMixin(GenerationMixin):
         self,
         generation_config: Any,
         model_kwargs: dict[str, Any],
+        generation_mode: Any,
         *args: Any,
         **kwargs: Any,
     ) -> None:
