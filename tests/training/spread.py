@@ -126,9 +126,11 @@ def main():
         ends[name] = group(2, base / name, run)
     ends["split on 4"] = group(4, base / "split on 4", RUNS["split"].replace(shard=True))
     ends["split on 3"] = group(3, base / "split on 3", RUNS["split"])
-    for name in ("language", "sharded"):
+    # How four sum their gradients depends on where these lie in what is sent; of two it cannot.
+    ends["language on 4"] = group(4, base / "language on 4", RUNS["language"])
+    for name, processes in (("language", 4), ("sharded", 2)):
         dead = base / f"{name}, killed"
-        ends[dead.name] = group(2, dead, RUNS[name], rank_1=killed)
+        ends[dead.name] = group(processes, dead, RUNS[name], rank_1=killed)
         for size in (1, 2, 4):
             resumed = Path(shutil.copytree(dead, base / f"{name}, resumed on {size}"))
             ends[resumed.name] = group(size, resumed, RUNS[name])

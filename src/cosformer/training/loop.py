@@ -51,6 +51,7 @@ class Loop:
         self.optimizer = parallel.adamw(net, run, mesh.device)
         self.objective = Objective(task, mesh, batch=run.batch, precision=run.precision)
         self.pending, self.clock = PendingMetrics(mesh), Clock(mesh.device)
+        self.draws = any(isinstance(m, drawn.Drawn) for m in net.modules())
         self.first_step = status.step
         self.interrupted = False
         self._latest: dict[str, float] = {}
@@ -121,9 +122,10 @@ class Loop:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        with torch.random.fork_rng([]):  # the same numbers in every process, whatever else was drawn
-            torch.default_generator.manual_seed(run.seed * 1_000_003 + step)
-            drawn.redraw(self.net, step)
+        if self.draws:
+            with torch.random.fork_rng([]):  # the same numbers in every process, whatever else was drawn
+                torch.default_generator.manual_seed(run.seed * 1_000_003 + step)
+                drawn.redraw(self.net, step)
         return rate
 
     def _asked_to_stop(self) -> bool:

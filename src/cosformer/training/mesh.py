@@ -4,7 +4,7 @@ together. The rest of training asks here, and nobody else, how a run is spread."
 import hashlib
 
 import torch
-from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate import Accelerator, DistributedDataParallelKwargs  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from torch import Tensor
 
@@ -26,7 +26,11 @@ class Mesh:
         # What a run before this one, perhaps on another device, has left.
         AcceleratorState._reset_state(reset_partial_state=True)
         # The run says how it computes: what `accelerate launch` was told of that does not count.
-        self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", dynamo_backend="no")
+        # Else DDP regroups gradients after its first update, and a resumed run sums them in another order.
+        replicas = DistributedDataParallelKwargs(find_unused_parameters=True)
+        self.accelerator = Accelerator(
+            cpu=device == "cpu", mixed_precision="no", dynamo_backend="no", kwargs_handlers=[replicas]
+        )
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes

@@ -23,15 +23,15 @@ def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
     told = _told_to_shard()
     if run.gradient_checkpointing or (told is not None and told.activation_checkpointing):
         net.gradient_checkpointing_enable({"use_reentrant": False})
-    if (run.shard or told is not None) and mesh.size > 1:
-        model = net.to(mesh.device)
+    model = net.to(mesh.device)
+    if mesh.size > 1 and (run.shard or told is not None):
         options: dict[str, Any] = {"mesh": init_device_mesh(mesh.device.type, (mesh.size,))}
         if told is not None:
             options["reshard_after_forward"] = told.reshard_after_forward
         for layer in [m for m in net.modules() if type(m).__name__ in net._no_split_modules]:
             fully_shard(layer, **options)
         fully_shard(net, **options)
-    else:
+    elif mesh.size > 1:
         model = mesh.accelerator.prepare(net)
     return torch.compile(model, backend=run.compile_backend) if run.compile else model
 
