@@ -31,7 +31,8 @@ DTYPES = (*3 * (torch.float64,), torch.float32, torch.bfloat16, torch.float16)
 EXACT = 1e-10
 # What one rounding of a result costs; of the kernels, of a sum.
 FLOOR = {torch.float32: 2**-22, torch.bfloat16: 2**-8, torch.float16: 2**-11}
-# Of gradients where terms cancel by chance: a row that is wrong is off by a half and more.
+# Of gradients where terms cancel by chance, or where little weight is seen and they are large: a row that is
+# wrong is off by a half and more.
 ROUNDING = {torch.float32: 2e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}  # ten times that in a row
 
 
@@ -60,7 +61,8 @@ def run(number: int, rng: random.Random, seconds: float) -> dict[str, Any]:
     kind = "triton" if number % TRITON_EVERY == 7 and "triton" in backends() else pick.one_of(KINDS)
     what, end, said = kind, "right", ""
     signal.signal(signal.SIGALRM, _late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Triton's interpreter takes a second for what a GPU does in none, and ten on a busy machine.
+    signal.setitimer(signal.ITIMER_REAL, 10 * seconds if kind == "triton" else seconds)
     try:
         judge = {"call": _call, "cut": _cut, "spoilt": _spoilt, "triton": _triton}[kind]
         steps = judge(pick)  # first in words, then judged
@@ -130,9 +132,23 @@ def _judged(case: Case, dtype: torch.dtype, backend: str) -> None:
         if not ours[name].isfinite().all():
             raise Wrong(f"{name} is not finite")
         right = any(is_as_good_as(ours[name], x, truth, FLOOR[dtype]) for x in able)
-        if not right and not (name.startswith("d") and is_close(ours[name], truth, ROUNDING[dtype])):
+        if not right and name.startswith("d"):
+            rounding = min(0.03, ROUNDING[dtype] / min(1.0, _least_weight(case)))
+            right = is_close(ours[name], truth, rounding)
+        if not right:
             worst = distance(ours[name], truth), min(distance(x, truth) for x in able)
             raise Wrong(f"{name}: the worst row is off by {worst[0]:.2g}, plain arithmetic by {worst[1]:.2g}")
+
+
+def _least_weight(case: Case) -> float:
+    """The smallest denominator of a query that sees anything, by which gradients are divided."""
+    exact = case.to(torch.float64)
+    t = exact.tensors | {n: torch.ones_like(exact.tensors[n]) for n in ("v", "values") if n in exact.tensors}
+    if "numerator" in t:
+        t["numerator"] = t["denominator"].unsqueeze(-1).expand_as(t["numerator"])
+    found = Case(t, exact.options).call("reference", eps=1e12)  # so large that it is what is divided by
+    weights = (found if isinstance(found, Tensor) else found[0]).abs() * 1e12
+    return float(weights[weights > 0].min()) if (weights > 0).any() else 1.0
 
 
 def _same(ours: dict[str, Tensor], truth: dict[str, Tensor]) -> None:

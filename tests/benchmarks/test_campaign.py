@@ -1,9 +1,11 @@
 """The campaign: it sees every end that none of its cases may have, goes on where it was stopped, and finds
 nothing in a small part of its cases."""
 
+import collections
 import faulthandler
 import json
 import os
+import random
 import signal
 import socket
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import campaign, hostile_files, sandbox
+from benchmarks import campaign, drawn_calls, hostile_files, sandbox, training_faults
 
 
 @pytest.fixture(autouse=True)
@@ -103,9 +105,57 @@ def test_a_part_of_it_finds_nothing_and_goes_on(tmp_path, monkeypatch, capsys):
     assert not out.with_suffix(".part.jsonl").exists()
 
 
-def test_a_case_is_made_again_from_its_number(tmp_path):
-    import random
+def test_what_was_wrong_is_run_once_more(tmp_path, capsys):
+    out, wrong = tmp_path / "campaign.json", {"number": 3, "seed": 1, "end": "wrong", "what": "a call"}
+    part = {
+        "seed": 1,
+        "cases": 2,
+        "ends": {"right": 1, "wrong": 1},
+        "kinds": {},
+        "wrong": [wrong],
+        "date": "",
+    }
+    out.write_text(json.dumps({"format": campaign.FORMAT, "parts": {"operator": part}}))
+    assert campaign.main(["--again", "--out", str(out)]) == 0
+    found = json.loads(out.read_text())["parts"]["operator"]
+    assert (found["ends"], found["wrong"]) == ({"right": 2}, [])
+    assert found["again"][0]["now"] == "right"
 
+
+def test_a_wrong_number_is_seen(monkeypatch):
+    """Of the operator: a row that is a thousandth off."""
+    whole = drawn_calls.Case.results
+
+    def results(self, backend):
+        found = whole(self, backend)
+        return found if backend == "reference" else found | {"out": found["out"] * 1.001}
+
+    monkeypatch.setattr(drawn_calls.Case, "results", results)
+    ends = collections.Counter(drawn_calls.run(n, random.Random(n), 30)["end"] for n in range(0, 40, 2))
+    assert ends["wrong"] >= 5
+
+
+def test_a_run_that_ends_otherwise_or_is_lost_is_seen(tmp_path, monkeypatch):
+    (tmp_path / "runs/undisturbed").mkdir(parents=True)
+    (tmp_path / "runs/undisturbed/things").write_text("5")
+    (tmp_path / "runs/truth.json").write_text('{"checkpoint": "checkpoint-8"}')
+    monkeypatch.setattr(training_faults, "_struck", lambda *a: training_faults.Ended(-9, "", True))
+    monkeypatch.setattr(training_faults, "KINDS", ("kill",))
+    for name, code, outcome, end in (
+        ("a", 0, {"checkpoint": "checkpoint-8"}, "identical"),
+        ("b", 0, {"checkpoint": "checkpoint-6"}, "otherwise"),
+        ("c", 2, {"checkpoint": "checkpoint-8"}, "lost"),
+    ):
+        (tmp_path / name).mkdir()
+        ended = training_faults.Ended(code, "", False)
+        monkeypatch.setattr(training_faults, "_stretch", lambda *a, ended=ended: ended)
+        monkeypatch.setattr(training_faults, "outcome", lambda folder, found=outcome: found)
+        made = training_faults.run(tmp_path / "runs", tmp_path / name, random.Random(0))
+        assert made["end"] == end
+        assert made["kinds"] == ["kill"] * 4
+
+
+def test_a_case_is_made_again_from_its_number(tmp_path):
     whats = []
     hostile_files.prepare(tmp_path / "whole", campaign.ROOT)
     for name in ("a", "b"):
