@@ -35,8 +35,9 @@ ABILITIES = """## What each can do
 
 What is not marked raises, with the reason, when it is asked for. *cross*: queries and keys of different
 lengths. *mask*: single keys can be hidden. *packed*: several documents in one row. *grouped*: a key head may
-serve several query heads. *state*: the numbers carried in decoding for one head of 64, after 1,024 and after
-65,536 tokens; a dash where nothing can be carried.
+serve several query heads. *split*: one sequence can be [split over many devices](scaling.md). *state*: the
+numbers carried in decoding for one head of 64, after 1,024 and after 65,536 tokens; a dash where nothing can
+be carried.
 """
 
 PARAMETERS = """## Parameters
@@ -80,7 +81,10 @@ def parameters(found: dict[str, inspect.Parameter]) -> str:
 
 def ability_row(name: str) -> list[str]:
     traits, made = attention.traits(name), attention.build(name)
-    marks = ("causal", "bidirectional", "cross", "key_mask", "cu_seqlens", "grouped_heads", "random")
+    marks = (
+        "causal", "bidirectional", "cross", "key_mask", "cu_seqlens", "grouped_heads", "sequence_parallel",
+        "random",
+    )  # fmt: skip
     state = "–"
     if traits.recurrent:
         sizes = [made.state_size(length, num_kv_heads=1, head_dim=64) for length in (SHORT, LONG)]
@@ -109,6 +113,7 @@ def render() -> str:
         "mask",
         "packed",
         "grouped",
+        "split",
         "random",
         "state",
     ]

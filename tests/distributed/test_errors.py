@@ -166,6 +166,12 @@ def test_a_rank_that_ends(tmp_path):
     own.close()
 
 
+def test_the_trait_is_what_an_attention_can_do():
+    for name in attention.names():
+        own = type(attention.build(name)).split is not attention.Attention.split
+        assert attention.traits(name).sequence_parallel == own, name
+
+
 def test_without_processes():
     with pytest.raises(RuntimeError, match="init_process_group"):
         SequenceGroup()

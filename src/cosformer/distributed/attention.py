@@ -210,18 +210,14 @@ class SplitAttention:
         return out, after, documents
 
     def _past(self, rows: slice, start: int, windows: Sequence[int]) -> CosformerState | None:
-        """Keys and values before the sequence, of documents that begin at `start` or behind it: of others
-        they are out of reach."""
-        state, shard = self.state, self.shard
+        """Keys and values before the whole sequence. They are out of reach of a document that begins before
+        `start`, where the tokens around the shard do: those that lie between are W - 1 already."""
+        state = self.state
         if state is None or state.keys is None or state.values is None:
             return None
+        if self.shard.packed is None and start > 0:
+            return None
         keys, values, positions = state.keys[rows], state.values[rows], state.positions[rows]
-        if shard.packed is None:
-            if start > 0:
-                return None
-        elif shard.bounds[rows.start] < start:
-            reached = torch.arange(len(keys), device=keys.device) > 0
-            keys, values = (x.masked_fill(~reached[:, None, None], 0) for x in (keys, values))
         empty = keys.new_zeros((len(keys), 0, 2, keys.shape[2]), dtype=_wide(self.k))
         numerator = empty.new_zeros((*empty.shape, values.shape[2]))
         return CosformerState(
