@@ -4,10 +4,17 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DataCollatorWithFlattening
 
 from cosformer import positions
-from cosformer.models import CosformerForCausalLM, CosformerForMaskedLM, CosformerModel, PackingCollator
+from cosformer.models import (
+    CosformerForCausalLM,
+    CosformerForMaskedLM,
+    CosformerModel,
+    PackingCollator,
+    layout,
+)
 from tests.models.tiny import PADDINGS, build, close, gradients, having, padded_batch, tokens
 
 MODELS = pytest.mark.parametrize("model", [CosformerForCausalLM, CosformerForMaskedLM])
@@ -193,3 +200,23 @@ def test_padding_does_not_count_towards_the_end():
     out = net(ids, attention_mask=mask, use_cache=True)
     close(out.logits[mask.bool()], net(ids[mask.bool()][None]).logits[0])
     assert out.past_key_values.past.seen == 90
+
+
+def test_padding_makes_no_device_wait_in_training():
+    """Only a state that is carried, or a row that may be too long, is worth a look at the mask."""
+    looks = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            looks.extend([func] if func is torch.ops.aten._local_scalar_dense.default else [])
+            return func(*args, **kwargs or {})
+
+    mask = torch.tensor([[True, True, False, False], [False, True, False, True]])
+    with Watch():
+        layout.padded(mask, None, 4, keeps=False)
+        layout.padded(mask, None, None, keeps=False)
+        assert not looks
+        layout.padded(mask, None, 3, keeps=False)
+        assert len(looks) == 2
+        layout.padded(mask, None, 4, keeps=True)
+        assert len(looks) == 3

@@ -103,12 +103,15 @@ def whole(batch: int, length: int, device: torch.device, past: Past | None) -> L
     return Layout(at, starts, torch.full_like(starts, length), seen + length, length)
 
 
-def padded(mask: Tensor, past: Past | None, limit: int | None, *, empty_rows: bool = False) -> Layout:
+def padded(
+    mask: Tensor, past: Past | None, limit: int | None, *, keeps: bool = True, empty_rows: bool = False
+) -> Layout:
     """Real tokens where mask [B, T] is True, anywhere in the row.
 
     A call longer than `limit` may still be short in real tokens: then the padding at the end goes. None:
-    there is no limit. `empty_rows`: a row behind real tokens may be without any here, as nothing is asked of
-    its last column.
+    there is no limit. `keeps`: whether a state is carried, which has to know how long its rows are; without
+    one, as in training, nothing waits for the device. `empty_rows`: a row behind real tokens may be without
+    any here, as nothing is asked of its last column.
     """
     batch, length = mask.shape
     starts = mask.new_zeros(batch, dtype=torch.int64) if past is None else past.positions
@@ -117,7 +120,8 @@ def padded(mask: Tensor, past: Past | None, limit: int | None, *, empty_rows: bo
     bound = seen + length
     rank = mask.cumsum(1) - 1  # a token's place among the real ones; that of the last one for padding
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
-    if length > 1 and not torch.compiler.is_compiling():
+    too_long = limit is not None and bound > limit
+    if length > 1 and (keeps or too_long) and not torch.compiler.is_compiling():
         bound = int((starts + counts).max())
         if past is not None and not empty_rows and ((counts == 0) & (starts > 0)).any():
             raise ValueError(
@@ -125,7 +129,7 @@ def padded(mask: Tensor, past: Past | None, limit: int | None, *, empty_rows: bo
                 "an earlier one: there is nothing to say for it. Pad prompts on the left when they are cut "
                 "into pieces (prefill_chunk_size)."
             )
-        if limit is not None and seen + length > limit:
+        if too_long:
             length = max(1, int(counts.max()))
             order = order[:, :length]
     column = torch.arange(length, device=mask.device)

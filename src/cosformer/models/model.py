@@ -246,7 +246,7 @@ class CosformerModel(CosformerPreTrainedModel):
         if mask is None or (looks and mask.all()):
             layout = layouts.whole(batch, length, x.device, past)
         else:
-            layout = layouts.padded(mask, past, self.limit, empty_rows=only_state)
+            layout = layouts.padded(mask, past, self.limit, keeps=cache is not None, empty_rows=only_state)
         self._within(layout, cache)
         if position_ids is not None:
             layouts.check_positions(position_ids, layout)
@@ -301,5 +301,7 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         if mask is None:
             return hidden, None
-        own = layouts.padded(self.own_mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1])
+        own = layouts.padded(
+            self.own_mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1], keeps=False
+        )
         return own.enter(hidden), own.real
