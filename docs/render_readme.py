@@ -55,6 +55,9 @@ def rows() -> Iterator[tuple[str, list[float], Any, str]]:
         f"{hardware_words(model)}, a training step of a language model, T = {model['settings']['length']:,}"
     )
     yield words, [steps["cosformer"], steps["softmax"]], seconds, "⁴"
+    fast = newest("generation on a GPU benchmark")
+    found = pair(fast["results"], ("compiled", "llama"), "token_s", batch=1, context=16384)
+    yield f"{hardware_words(fast)}, generation: a token behind 16,384 tokens", found, seconds, "⁵"
     for length in (256, 4096, 16384):
         found = pair(
             cpu["timings"], ("cosformer", "sdpa"), "median_s", mode="causal", phase=PHASE, length=length

@@ -1,7 +1,7 @@
 """Laws of the zoo: every registered mechanism is under those that its traits claim, by existing."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
@@ -265,7 +265,8 @@ def test_state_size_is_what_is_carried(case, length):
     heads = 2 if attention.traits(case[0]).grouped_heads else zoo.HEADS
     run, (q, k, v) = build(case, num_kv_heads=heads), qkv(length, kv_heads=heads)
     _, state = run(q, k, v, causal=run.traits.causal, return_state=True)
-    carried = sum(x.numel() for x in vars(state).values() if torch.is_tensor(x) and x.is_floating_point())
+    carried = [getattr(state, field.name) for field in fields(state)]
+    carried = sum(x.numel() for x in carried if torch.is_tensor(x) and x.is_floating_point())
     assert run.state_size(length, num_kv_heads=heads, head_dim=zoo.HEAD_DIM) * 2 == carried
     if run.traits.constant_state:
         assert run.state_size(10**6, num_kv_heads=heads, head_dim=zoo.HEAD_DIM) * 2 == carried

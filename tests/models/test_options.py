@@ -1,6 +1,8 @@
 """The boundary law for every option of the family, and for layers that differ: padded, packed, cut, cached,
 reordered or rolled back, a token gets what it gets alone."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
@@ -187,7 +189,8 @@ def test_state_size_is_what_is_carried(options):
 
     def numbers(state):
         inner = numbers(state.attention) + state.inputs.numel() if hasattr(state, "inputs") else 0
-        own = [x for x in vars(state).values() if torch.is_tensor(x) and x.is_floating_point()]
+        own = [getattr(state, field.name) for field in fields(state)]
+        own = [x for x in own if torch.is_tensor(x) and x.is_floating_point()]
         return inner or sum(x.numel() for x in own)
 
     assert sum(numbers(layer.state) for layer in cache.layers) == net.config.state_size(13)
