@@ -170,6 +170,7 @@ def test_the_recorded_campaign_found_nothing():
     assert [name for name, part in parts.items() if part["wrong"]] == []
     assert parts["files"]["cases"] >= 500
     assert parts["lines"]["cases"] >= 300
+    assert parts["operator"]["cases"] >= 10_000
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ def test_the_newest_record_of_a_kind_counts():
 def test_a_campaign_says_what_it_found():
     wrong = {"number": 16, "end": "lost", "what": "kill at 7"}
     part = {"cases": 500, "ends": {"identical": 499, "lost": 1}, "kinds": {"kill": 1999, "clock": 1},
-            "wrong": [wrong], "date": "2026-11-17T03:00", "commit": {"id": "abcdef0123456789"}}  # fmt: skip
+            "again": [{**wrong, "now": "identical"}], "wrong": [wrong], "date": "2026-11-17T03:00",
+            "commit": {"id": "abcdef0123456789"}}  # fmt: skip
     record = {"format": "cosformer campaign 2", "date": "2026", "stem": "campaign", "parts": {"faults": part}}
     (section,) = benchmark_sections([record])
     table, items, _ = section.blocks
@@ -199,6 +200,7 @@ def test_a_campaign_says_what_it_found():
     ]  # fmt: skip
     assert items.words[0].endswith("1,999 kill, 1 clock")
     assert items.words[1] == "faults 16, lost: kill at 7"
+    assert items.words[2] == "faults 16, lost at first, run again: identical (kill at 7)"
 
 
 def test_an_empty_project_has_a_report(tmp_path):

@@ -26,10 +26,15 @@ def section(record: Record) -> Section:
     wrong = [
         f"{name} {r['number']}, {r['end']}: {r['what']}" for name, p in parts.items() for r in p["wrong"]
     ]
+    mended = [
+        f"{name} {r['number']}, {r['end']} at first, run again: {r['now']} ({r['what']})"
+        for name, p in parts.items()
+        for r in p.get("again", ())
+    ]
     note = "A case can be run again by its number: `python -m benchmarks.campaign --only PART:NUMBER`."
     return Section(
         "Attacks on what is promised",
-        [Table(header, rows, note), Items(kinds + wrong), Text(f"From `{record['stem']}.json`.")],
+        [Table(header, rows, note), Items(kinds + wrong + mended), Text(f"From `{record['stem']}.json`.")],
         "campaign",
     )
 
