@@ -5,10 +5,14 @@ instead of a reason. Here every process holds a connection to that of rank 0: th
 process dies, however that happens, and a process that fails says why before it leaves.
 """
 
+import logging
 import os
+import secrets
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
@@ -16,6 +20,7 @@ import torch
 from torch import Tensor
 
 GRACE = 10.0  # seconds that a process is left to end by itself once another has failed
+_logger = logging.getLogger(__name__)
 _DONE, _SILENT = "done", "it ended without a word (killed, or out of memory)"
 
 
@@ -32,32 +37,31 @@ class Peers:
         device: for the tensors that are summed.
     """
 
-    def __init__(self, rank: int, size: int, total: Any, device: torch.device):
+    def __init__(self, rank: int, size: int, total: Callable[[Tensor], Tensor], device: torch.device):
         self.rank, self.size, self.total, self.device = rank, size, total, device
         self.news: str | None = None
-        self._told, self._left = threading.Event(), threading.Event()
+        self._met, self._told, self._left = threading.Event(), threading.Event(), threading.Event()
         self._links: dict[Connection, int] = {}
         self._listener: Listener | None = None
 
     def __enter__(self) -> "Peers":
         if self.size > 1:
-            host = os.environ.get("MASTER_ADDR", "localhost")  # where rank 0 is
+            own = [0, 0]  # port and password
             if self.rank == 0:
-                self._listener = Listener((host, 0), backlog=self.size)
-            own = 0 if self._listener is None else self._listener.address[1]
-            port: Tensor = self.total(torch.tensor(own, device=self.device))
-            if self.rank:
-                link = Client((host, int(port)))
-                link.send_bytes(str(self.rank).encode())
-                self._links[link] = 0
-            threading.Thread(target=self._listen, daemon=True).start()
+                own[1] = secrets.randbits(60)
+                self._listener = Listener(("", 0), backlog=self.size, authkey=str(own[1]).encode())
+                own[0] = self._listener.address[1]
+            port, password = self.total(torch.tensor(own, device=self.device)).tolist()
+            for work in (self._meet, self._listen):
+                threading.Thread(target=work, args=(port, str(password).encode()), daemon=True).start()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self.size == 1:
             return
+        self._met.wait(5)
         if isinstance(error, RuntimeError) and self._told.wait(5 if _of_a_collective(error) else 0):
-            self._leave(str(self.news))
+            self._leave(_DONE)  # the others know
             raise PeerFailed(self.news) from None
         said = "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())
         self._leave(f"rank {self.rank} of {self.size} failed: {said}" if said else _DONE)
@@ -75,34 +79,49 @@ class Peers:
             with suppress(OSError):
                 link.send_bytes(word.encode())
 
-    def _listen(self) -> None:
-        """In a thread: until a process has failed, or all are done."""
-        with suppress(OSError):  # closed by `_leave`
+    def _meet(self, port: int, password: bytes) -> None:
+        """In a thread: connects this process, or from rank 0 all others."""
+        try:
+            if self._listener is None:
+                host = os.environ.get("MASTER_ADDR", "localhost")  # where rank 0 is
+                link = Client((host, port), authkey=password)
+                link.send_bytes(str(self.rank).encode())
+                self._links[link] = 0
             while self._listener is not None and len(self._links) < self.size - 1:
-                link = self._listener.accept()
-                with suppress(ValueError):  # whoever else connects does not say a rank
+                with suppress(AuthenticationError, EOFError, ValueError):  # a stranger
+                    link = self._listener.accept()
                     self._links[link] = int(link.recv_bytes(20))
-            waiting = dict(self._links)
-            while waiting and not self._left.is_set():
-                ready = wait(list(waiting), timeout=1)
+        except OSError as error:
+            if not self._left.is_set():
+                _logger.warning("Rank %s cannot reach rank 0 (%s): if others fail, it may wait for them.",
+                                self.rank, error)  # fmt: skip
+        self._met.set()
+
+    def _listen(self, port: int, password: bytes) -> None:
+        """In a thread: until a process has failed, or this one leaves."""
+        done: set[int] = set()
+        while not self._left.is_set():
+            waiting = {link: rank for link, rank in list(self._links.items()) if rank not in done}
+            with suppress(OSError):  # closed by `_leave`
+                ready = wait(list(waiting), timeout=0.2 if not self._met.is_set() else 1)
                 for link in [link for link in waiting if link in ready]:
-                    rank = waiting.pop(link)
+                    done.add(waiting[link])
                     try:
                         word = link.recv_bytes().decode()
                     except (EOFError, OSError):
-                        word = f"rank {rank} of {self.size} failed: {_SILENT}"
+                        word = f"rank {waiting[link]} of {self.size} failed: {_SILENT}"
                     if word != _DONE and not self._left.is_set():
                         self._end(word)
 
     def _end(self, word: str) -> None:
         """This process, and from rank 0 all others: by an error where it can raise one, else at once."""
+        if self.rank == 0:
+            self._tell(word)
         self.news = (
             f"{word.rstrip('.')}. Rank {self.rank} was stopped with it; start the run again to go on from "
             "its newest checkpoint."
         )
         self._told.set()
-        if self.rank == 0:
-            self._tell(word)
         if not self._left.wait(GRACE):
             print(f"error: {self.news}", file=sys.stderr, flush=True)
             os._exit(1)
