@@ -77,7 +77,7 @@ def test_a_later_token_may_hold_anything(windows):
     parameters = {} if windows is None else {"windows": windows}
     net = build(CosformerForCausalLM, attention_parameters=parameters, position="rotary", conv_size=4,
                 num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=100)  # fmt: skip
-    x = torch.randn(1, 100, net.config.hidden_size)
+    x = torch.randn(1, 100, net.config.hidden_size, dtype=net.dtype)
     clean = net(inputs_embeds=x).logits
     for value in (torch.nan, torch.inf):
         x[:, 70] = value
