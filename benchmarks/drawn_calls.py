@@ -60,7 +60,7 @@ def run(number: int, rng: random.Random, seconds: float) -> dict[str, Any]:
     pick = Seeded(rng)
     kind = "triton" if number % TRITON_EVERY == 7 and "triton" in backends() else pick.one_of(KINDS)
     what, end, said = kind, "right", ""
-    signal.signal(signal.SIGALRM, _late)
+    before = signal.signal(signal.SIGALRM, _late)
     # Triton's interpreter takes a second for what a GPU does in none, and ten on a busy machine.
     signal.setitimer(signal.ITIMER_REAL, 10 * seconds if kind == "triton" else seconds)
     try:
@@ -76,6 +76,7 @@ def run(number: int, rng: random.Random, seconds: float) -> dict[str, Any]:
         end, said = "traceback", traceback.format_exc()[-2000:]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     return {"what": what[:300], "end": end, "said": said, "kinds": [kind]}
 
 

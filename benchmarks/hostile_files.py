@@ -1,5 +1,6 @@
 """Spoilt files against all that reads files: models, tokenizers, caches, runs, data, records, recipes."""
 
+import hashlib
 import io
 import json
 import os
@@ -40,6 +41,7 @@ class Reader:
     folder: str
     files: tuple[str, ...]
     read: Callable[[random.Random], Any]
+    sealed: bool = False  # checksums are written anew afterwards, as somebody who means harm would
 
 
 def _command(*lines: list[str]) -> Callable[[random.Random], Any]:
@@ -70,6 +72,9 @@ READERS = {
     "run": Reader("run", ("*.json", "*.jsonl", "checkpoint-2/*", "checkpoint-1/*"),
                   _command(["eval", "run"], ["generate", "run", "--prompt", "a"], TRAIN,
                            ["eval", "run/checkpoint-2"])),
+    "sealed run": Reader("run", ("checkpoint-2/*", "checkpoint-1/*"),
+                         _command(["eval", "run"], ["generate", "run", "--prompt", "a"], TRAIN,
+                                  ["eval", "run/checkpoint-2"]), sealed=True),
     "data": Reader("data", ("*/*", "*/*/*"),
                    _command(["data", "image", "official=false"], ["data", "sst2", "official=false"],
                             ["data", "text", "official=false"], ["data", "enwik8", "official=false"])),
@@ -142,6 +147,17 @@ def _data(root: Path) -> None:
     (root / "enwik8" / "enwik8").write_text("some text. " * 1000)
 
 
+def _seal(manifest: Path) -> None:
+    """Sizes and checksums of whatever lies beside a manifest now."""
+    beside = [p for p in sorted(manifest.parent.iterdir()) if p.is_file() and p != manifest]
+    entries = {
+        p.name: {"bytes": p.stat().st_size, "sha256": hashlib.sha256(p.read_bytes()).hexdigest()}
+        for p in beside
+    }
+    if manifest.is_file() and not manifest.is_symlink():
+        manifest.write_text(json.dumps({"files": entries}))
+
+
 def case(base: Path, folder: Path, rng: random.Random) -> tuple[str, Callable[[], Any]]:
     """A case in words, and the function that runs it in the folder it was made in."""
     name = rng.choice(sorted(READERS))
@@ -159,6 +175,9 @@ def case(base: Path, folder: Path, rng: random.Random) -> tuple[str, Callable[[]
                 spoilt.append(f"{path.relative_to(folder)}: {spoil(path, rng)}")
             except (ValueError, RecursionError, OSError):  # it was spoilt before, and is no JSON any more
                 continue
+    if reader.sealed:
+        for manifest in (folder / reader.folder).glob("*/manifest.json"):
+            _seal(manifest)
     seed = rng.random()
 
     def run() -> Any:

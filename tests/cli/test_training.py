@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cosformer.cli import main
+from cosformer.cli import main, runs
 from cosformer.training import Diverged, best
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +119,20 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     assert list((tmp_path / "run").glob("checkpoint-*"))
     assert command[:2] == ["train", "mqar"]
     assert "steps=100000" in command
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("steps=1 seed=2 steps=3", "seed=2 steps=3"),
+        ("model.hidden_size=8 model.hidden_size=16", "model.hidden_size=16"),
+        ('model={"dropout":0} model.hidden_size=8 model={}', "model={}"),
+        ("model={} model.hidden_size=8", "model={} model.hidden_size=8"),
+    ],
+)
+def test_the_command_that_goes_on_repeats_nothing_that_was_overridden(given, kept):
+    assert runs.repeated(given.split()) == kept.split()
+    assert runs.overrides(given.split()) == runs.overrides(kept.split())
 
 
 def test_tasks_are_listed_and_opened(capsys, tmp_path, monkeypatch):

@@ -201,4 +201,14 @@ def test_every_promise_names_tests_that_exist():
 def test_the_readers_that_security_names_are_attacked():
     from benchmarks.hostile_files import READERS
 
-    assert set(READERS) >= {"model", "cache", "run", "data", "data cache", "records", "recipe", "texts"}
+    assert set(READERS) >= {
+        "model",
+        "cache",
+        "run",
+        "data",
+        "data cache",
+        "records",
+        "recipe",
+        "texts",
+        "sealed run",
+    }

@@ -78,6 +78,21 @@ def test_padding_may_hold_anything(mechanism, pattern):
     assert all(g.isfinite().all() for g in results[1][1].values())
 
 
+@pytest.mark.parametrize("windows", [None, [5, None]], ids=str)
+def test_a_later_token_may_hold_anything(windows):
+    """NaN or infinity in the embedding of a token: no bit of what comes before it notices."""
+    parameters = {} if windows is None else {"windows": windows}
+    net = build(CosformerForCausalLM, attention_parameters=parameters, position="rotary", conv_size=4,
+                num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=100)  # fmt: skip
+    x = torch.randn(1, 100, net.config.hidden_size, dtype=net.dtype)
+    clean = net(inputs_embeds=x).logits
+    for value in (torch.nan, torch.inf):
+        x[:, 70] = value
+        found = net(inputs_embeds=x).logits
+        assert torch.equal(found[:, :70], clean[:, :70])
+        assert not found[:, 70:].isfinite().all(), "what is seen is not hidden"
+
+
 @PADDING
 def test_losses_of_padded_rows(pattern):
     """Labels may simply be the tokens: padding is not predicted, nor anything from it."""

@@ -161,8 +161,15 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
 
 
 def repeated(words: Sequence[str]) -> list[str]:
-    """Settings for the command that goes on: of one that was given several times the last, which counted."""
-    return list({word.partition("=")[0]: word for word in words}.values())
+    """Settings for the command that goes on: of one that was given several times the last, which counted. All
+    of `model` at once undoes what was said of its settings before."""
+    kept: dict[str, str] = {}
+    for word in words:
+        name = word.partition("=")[0]
+        for other in [n for n in kept if n == name or (name in NESTED and n.startswith(f"{name}."))]:
+            del kept[other]
+        kept[name] = word
+    return list(kept.values())
 
 
 def results(task: str, args: argparse.Namespace) -> Path:
