@@ -49,7 +49,7 @@ def test_values_and_gradients(case):
         assert distance(ours[name], expected) <= 1e-10, name
 
 
-@settings(max_examples=1400)
+@settings(max_examples=1900)
 @given(cases(torch.float64, windowed=True))
 def test_values_and_gradients_with_windows(case):
     ours, paper = case.results("chunked"), case.results("reference")
