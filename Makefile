@@ -8,11 +8,12 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
-.PHONY: help test oracles demo docs lint format bench clean
+.PHONY: help test thorough oracles demo docs lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make test     run the tests             (ARGS=\"-k causal\" goes to pytest)"
+	@echo "make thorough the dearer rest of the tests, some minutes more"
 	@echo "make oracles  compare with other people's implementations, and run transformers' own tests of models"
 	@echo "make demo     train a small cosFormer beside softmax, compare, write a page (five minutes)"
 	@echo "make docs     build the documentation, in build/site"
@@ -25,6 +26,9 @@ help:
 
 test: $(STAMP)
 	$(RUN) -m pytest $(ARGS)
+
+thorough: $(STAMP)
+	$(RUN) -m pytest -m "thorough and not oracle" $(ARGS)
 
 oracles: $(STAMP)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[oracles]"

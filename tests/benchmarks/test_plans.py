@@ -85,6 +85,7 @@ def test_a_plan_that_is_stopped_goes_on_where_it_was(tmp_path, capsys):
     assert here(tmp_path, capsys, "cut", "--dry-run").count("recorded") == 3
 
 
+@pytest.mark.thorough
 def test_what_fails_is_told_and_not_tried_again(tmp_path, capsys):
     said, errors = called(tmp_path, "failing")
     assert "FAILED: tiny/mqar/bad: Diverged" in errors

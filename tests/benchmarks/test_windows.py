@@ -25,11 +25,11 @@ def small(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 def test_a_small_run(tmp_path, capsys):
-    windows.main(["--device", "cpu", "--dims", "8", "--seconds", "0.001", "--out", str(tmp_path / "x.json")])
+    windows.main(["--device", "cpu", "--dims", "16", "--seconds", "0.001", "--out", str(tmp_path / "x.json")])
     record = json.loads((tmp_path / "x.json").read_text())
     assert {t["contender"] for t in record["timings"]} == {"windows", "window 320", "plain", "softmax"}
     assert all(v["of_allowed"] <= 1 for v in record["gate"])
-    assert "D=8 window 320" in capsys.readouterr().out
+    assert "D=16 window 320" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("small")

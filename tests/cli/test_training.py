@@ -76,7 +76,7 @@ def test_scores_do_not_depend_on_the_batch(batch, compared, capsys):
 def test_a_run_is_exported_as_a_saved_model(compared, tmp_path, capsys):
     assert main(["export", str(compared / "cosformer"), str(tmp_path / "model")]) == 0
     names = {path.name for path in (tmp_path / "model").iterdir()}
-    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+    assert names == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
     assert not [path for path in tmp_path.iterdir() if path.name != "model"]
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
     expected = AutoModelForCausalLM.from_pretrained(best(compared / "cosformer")).state_dict()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "adding_an_attention.md").read_text()
 MECHANISM, TRANSCRIPTION = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
@@ -42,6 +44,7 @@ def test_the_example_is_short():
     assert len((MECHANISM + TRANSCRIPTION).splitlines()) <= 60
 
 
+@pytest.mark.thorough
 def test_the_example_is_under_all_laws_and_they_notice_its_mistakes():
     mechanisms = {"taylor": MECHANISM}
     for name, right, wrong, _ in MISTAKES:

@@ -272,7 +272,10 @@ def compiler():
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"attention_parameters": {"windows": (1, 4, 320, 2)}}],
+    [
+        pytest.param({}, marks=pytest.mark.thorough),
+        {"attention_parameters": {"windows": (1, 4, 320, 2)}},
+    ],
     ids=["all", "all windows"],
 )
 def test_a_step_compiles_without_a_break(changes):

@@ -157,6 +157,7 @@ def test_groups_that_do_not_fit_are_refused(spread):
         assert_says(said, "rank 1 of 2 was started with another run than rank 0")
 
 
+@pytest.mark.thorough
 def test_launched_by_accelerate_with_shards_one_is_killed(tmp_path):
     """By the file that the documentation names; the launcher asks the others to stop, too."""
     began, config = time.monotonic(), ROOT / "examples" / "fsdp2.yaml"
