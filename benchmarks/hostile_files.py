@@ -41,7 +41,7 @@ class Reader:
     folder: str
     files: tuple[str, ...]
     read: Callable[[random.Random], Any]
-    sealed: bool = False  # checksums are written anew afterwards, as somebody who means harm would
+    sealed: bool = False  # checksums are rewritten afterwards, as an attacker would
 
 
 def _command(*lines: list[str]) -> Callable[[random.Random], Any]:

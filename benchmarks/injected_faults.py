@@ -141,7 +141,7 @@ def interrupt(rng: random.Random) -> Callable[[], None]:
 
 
 def fill(rng: random.Random) -> Callable[[], None]:
-    """From now on no file may be longer than so many bytes; or what was written does not reach the disk."""
+    """No file may grow past this number of bytes; or what was written does not reach the disk."""
     room, late = rng.choice(ROOM), rng.random() < 0.3
 
     def no_room(fd: Any) -> None:

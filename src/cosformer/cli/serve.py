@@ -99,7 +99,7 @@ def _serve(
     except Exception as error:  # whatever a template may do
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise Mistake(f"the chat template cannot be used: {said}; give another --chat_template.") from None
-    listening.listen(2048)  # whoever reads the line below may connect at once
+    listening.listen(2048)  # a client that reads the line below may connect at once
     host, bound = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"{name} is served on http://{shown}:{bound}/v1 (Ctrl-C ends it)", flush=True)
