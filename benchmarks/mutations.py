@@ -116,7 +116,7 @@ def _odd_file(path: Path, rng: random.Random) -> None:
 
 def _node(path: Path, rng: random.Random) -> None:
     """Puts something odd in the place of a random part of a JSON text, or takes the part out."""
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    lines = path.read_text().splitlines() or [""] if path.suffix == ".jsonl" else [path.read_text()]
     at = rng.randrange(len(lines))
     lines[at] = json.dumps(_changed(json.loads(lines[at]), rng))
     path.write_text("\n".join(lines) + "\n")
@@ -135,7 +135,7 @@ def _changed(value: Any, rng: random.Random) -> Any:
 
 
 def _field(path: Path, rng: random.Random) -> None:
-    lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    lines = path.read_text().splitlines() or [""] if path.suffix == ".jsonl" else [path.read_text()]
     found = json.loads(lines[-1])
     if isinstance(found, dict):
         name = rng.choice([*TEMPTING, "unknown"])
