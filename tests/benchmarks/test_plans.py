@@ -54,6 +54,7 @@ def records(folder):
     return [json.loads(line) for line in (folder / "out" / "records.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_a_plan_that_is_stopped_goes_on_where_it_was(tmp_path, capsys):
     first = begun(tmp_path, "cut")
     for line in first.stderr:

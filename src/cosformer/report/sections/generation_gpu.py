@@ -89,15 +89,17 @@ def _table(data: Record, field: str, show: Any, names: tuple[str, ...]) -> Table
 
 
 def figure(data: Record) -> Figure:
-    """Tokens a second against the context, a plot for each batch size."""
+    """Time of a token against the context, a plot for each batch size that has several contexts."""
     plots = []
     for batch in sorted({r["batch"] for r in data["results"] if "tokens_per_s" in r}):
         drawn = []
         for name, title in NAMES.items():
             points = [(float(r["context"]), float(r["token_s"])) for r in data["results"]
                       if r["contender"] == name and r["batch"] == batch and "token_s" in r]  # fmt: skip
-            if points:
+            if len(points) > 1:
                 drawn.append(Line(title, sorted(points), COLOURS[name]))
+        if not drawn:
+            continue
         plots.append(
             log_plot(f"generation-gpu-{batch}", f"Batch {batch:,}: time of a token", drawn, "time of a token",
                      "A token costs cosFormer the same behind every context.", x_label="tokens before")
@@ -136,7 +138,8 @@ def document(data: Record) -> Document:
     sections = [Section(title, [table]) for title, table in parts if table.rows]
     left = data.get("planned", 0) - len(data["results"])
     note = [Text(f"{left} of {data['planned']} planned cases are not measured yet.")] if left > 0 else []
-    pictures: list[Block] = [figure(data)] if any("token_s" in r for r in data["results"]) else []
+    drawn = figure(data)
+    pictures: list[Block] = [drawn] if drawn.plots else []
     return Document(
         f"Generation on a GPU, {data['date'][:10]}",
         lead,
