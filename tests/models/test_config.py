@@ -184,7 +184,7 @@ def test_calls_that_contradict_themselves():
     ones = torch.ones(1, 8, dtype=torch.long)
     restarting = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
     cases = [
-        ({"output_attentions": True}, "output_attentions is not to be had"),
+        ({"output_attentions": True}, "output_attentions must be left out"),
         ({"inputs_embeds": net.get_input_embeddings()(ids)}, "either input_ids or inputs_embeds"),
         ({"cu_seqlens": bounds, "attention_mask": ones}, "cu_seqlens goes with neither"),
         ({"cu_seqlens": bounds, "use_cache": True}, "packed documents are whole"),

@@ -197,7 +197,7 @@ def test_a_mechanism_without_a_state_computes_the_text_again(monkeypatch):
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "uncached"])
 def test_a_prompt_that_is_padded_on_the_right(cached):
-    """transformers counts positions on from the last column, padding or not; nobody asks for those."""
+    """transformers counts positions on from the last column, padding or not: the model does not use them."""
     net = build(CosformerForCausalLM, position="rotary")
     ids, options = tokens(1, 6), {"max_new_tokens": 4, "do_sample": False}
     expected = net.generate(ids[:, :4], **options)[:, 4:]

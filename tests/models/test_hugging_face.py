@@ -63,7 +63,7 @@ def test_attention_weights_are_refused_wherever_they_are_asked_for(head):
     net, ids = build(head, num_hidden_layers=1), tokens(1, 4)
     for asked in ("call", "configuration"):
         net.config.output_attentions = asked == "configuration"
-        with pytest.raises(ValueError, match="output_attentions is not to be had"):
+        with pytest.raises(ValueError, match="output_attentions must be left out"):
             call(net, ids, **({"output_attentions": True} if asked == "call" else {}))
     call(net, ids, output_attentions=False)
 

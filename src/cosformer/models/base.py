@@ -94,7 +94,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
         are never formed, are refused either way."""
         config = self.config
         if config.output_attentions if attentions is None else attentions:
-            raise ValueError("output_attentions is not to be had: the weights are never formed.")
+            raise ValueError("output_attentions must be left out: the weights are never formed.")
         return bool(config.output_hidden_states if asked is None else asked)
 
     def get_compiled_call(self, compile_config: Any) -> Any:
@@ -154,6 +154,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
             raise SizeError(
                 f"the weights of {name_or_path} do not fit its configuration: {name} has shape "
                 f"{list(stored)} in the file and {list(expected)} in the model{others}. Load them with the "
-                "configuration they were saved with, or have those drawn anew (ignore_mismatched_sizes=True)."
+                "configuration they were saved with, or have those initialised again "
+                "(ignore_mismatched_sizes=True)."
             )
         return (model, info) if info_wanted else model

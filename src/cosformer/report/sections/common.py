@@ -32,8 +32,9 @@ def threads_words(data: Record) -> str:
 
 
 def commit_words(commit: Record) -> str:
-    """The commit, and whether files differed from it."""
-    return (commit["id"] or "none") + (", with local changes" if commit["dirty"] else "")
+    """The commit, and whether files differed from it. `by_hand`: the run itself noted another."""
+    by_hand = ", put in by hand" if commit.get("by_hand") else ""
+    return (commit["id"] or "none") + (", with local changes" if commit["dirty"] else "") + by_hand
 
 
 def made_words(data: Record) -> str:

@@ -123,7 +123,9 @@ def document(data: Record) -> Document:
         f"Through `model.generate`, greedy: {s['layers']} layers, width {s['hidden']}, vocabulary "
         f"{s['vocabulary']:,}, {s['dtype']}, random weights, on {hardware_words(data)}. A token is the "
         "difference of a long and a short answer. The caches of compiled and eager steps are told to stand "
-        "behind a context; the others have read it. First calls have their compilation in them."
+        "behind a context; the others have read it, in both answers, so that the noise of reading is in the "
+        "difference too: of large batches it may be as much as a token. First calls have their compilation "
+        "in them."
     )
     both, own = ("captured", "compiled", "eager", "llama"), ("captured", "compiled", "llama")
     parts = [
