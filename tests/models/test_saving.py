@@ -146,7 +146,7 @@ def test_shapes_that_do_not_fit(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(settings | {"intermediate_size": 40}))
     message = (
         r"do not fit its configuration: model.layers.0.feed_forward.down_proj.weight has shape \[32, 48\] in "
-        r"the file and \[32, 40\] in the model \(and 5 more\).* anew \(ignore_mismatched_sizes=True\)\."
+        r"the file and \[32, 40\] in the model \(and 5 more\).* again \(ignore_mismatched_sizes=True\)\."
     )
     for kind in (ValueError, RuntimeError):  # ours, and that of transformers
         with pytest.raises(kind, match=message):
