@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.plan import Entry, with_seed
+from cosformer.models.defaults import PAPER
 
 PLAN = "enwik8"
 LAYERS, HEADS, WIDTH = 6, 8, 512
@@ -180,7 +181,7 @@ def _entry(name: str, column: str, steps: int, length: int = 1024, **more: Any) 
     variant = VARIANTS[name]
     model = {
         "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "intermediate_size": 4 * WIDTH, "position": "none", "dropout": 0.0, **variant.model,
+        "intermediate_size": 4 * WIDTH, "position": "none", "dropout": 0.0, **PAPER, **variant.model,
     }  # fmt: skip
     overrides = {
         "task_settings": {"length": length, "held_out": 1_000_000}, "model": model,

@@ -9,15 +9,11 @@ from typing import Any
 
 from benchmarks import enwik8_plan
 from benchmarks.plan import Entry
+from cosformer.models.defaults import PAPER
 from cosformer.training import recipes
 
 ROWS = ("softmax", "cosformer", "relu", "linear")
 OURS = "ours"
-# Windows by the number of heads; the wider half of the heads see everything.
-WINDOWS: dict[int, list[int | None]] = {
-    4: [4, 16, 64, None],
-    8: [2, 4, 8, 16, 64, 256, None, None],
-}
 
 # Long Range Arena: recipe: heads, steps, learning rates in the order in which they are tried, seconds of
 # cosFormer alone, GiB.
@@ -33,19 +29,17 @@ _SLOWER = {"softmax": 1.5, "relu": 1.6, "linear": 1.6}
 
 
 def _parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
-    """The attention of a row, and what of the model is its own: for ours windows, a gate and norms, as the
-    study of the models found them, with a feed-forward narrower by the weights of the gate."""
-    if row != OURS:
+    """The attention of a row, and what of the model is its own: nothing as published; for ours what the
+    library recommends, with the positions of the others."""
+    sizes = recipes.build(recipe, scale="small", attention="softmax").model
+    inner = sizes.get("intermediate_size", 4 * sizes["hidden_size"])
+    if row == OURS:
+        own = recipes.recommended(sizes["hidden_size"], heads, inner)
+        return "cosformer", {**own, "position": sizes["position"]}
+    if row != "cosformer":
         return row, {}
-    sizes = recipes.build(recipe, scale="small", attention="cosformer").model
-    width = sizes["hidden_size"]
-    return "cosformer", {
-        "attention_parameters": {"windows": WINDOWS[heads]},
-        "output_gate": "silu",
-        "output_norm": True,
-        "qk_norm": True,
-        "intermediate_size": sizes.get("intermediate_size", 4 * width) - width // 2,
-    }
+    # A recipe of a language model has for cosformer what is recommended.
+    return row, {**PAPER, "position": sizes["position"], "intermediate_size": inner}
 
 
 def _arena(recipe: str, row: str, number: int) -> Entry:
@@ -76,7 +70,7 @@ def wikitext() -> list[Entry]:
         for row in (*ROWS, OURS):
             attention, model = _parts("wikitext2", row, 8)
             position = "none" if row == OURS else "rotary"
-            overrides = {"learning_rate": rate, "model": {"position": position, **model}}
+            overrides = {"learning_rate": rate, "model": {**model, "position": position}}
             made.append(
                 Entry(
                     *("wikitext2", "wikitext2", row, "wikitext2", attention),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cosformer import attention as mechanisms
-from cosformer.models import CosformerConfig
+from cosformer.models import CosformerConfig, defaults
 from cosformer.report.sections.places import cost
 from cosformer.training import Run, recipes
 from cosformer.training.run import digest
@@ -126,9 +126,15 @@ def by_name(records: Iterable[Record]) -> dict[str, Record]:
 
 
 def is_done(entry: Entry, run: Run, records: Records) -> bool:
-    """Whether there is a record of just this run; one with other settings is of another."""
+    """Whether there is a record of just this run; one with other settings is of another. A field of the model
+    that one of the two leaves out is as in the paper's model."""
     found = records.get(entry.name)
-    return found is not None and found["experiment"]["digest"] == digest(run)
+    return found is not None and _complete(Run.from_dict(found["settings"])) == _complete(run)
+
+
+def _complete(run: Run) -> str:
+    plain = {name: value for name, value in defaults.VERSIONS[1].items() if name != "attention"}
+    return digest(run.replace(model={**plain, **run.model}))
 
 
 def files_of(entries: Iterable[Entry]) -> list[str]:

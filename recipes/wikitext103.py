@@ -4,10 +4,11 @@
 4,096, dropout 0.3), with the optimiser of the same group's later recipe (128 sequences, Adam (0.9, 0.98),
 rate 5e-4, inverse square root after 8,000 steps of warm-up, weight decay 0.01). The paper's adaptive input
 and softmax are not modelled: words in and out share one full matrix. `tiny` has pieces of words, of which
-fewer steps see enough; its perplexity is per word, too.
+fewer steps see enough; its perplexity is per word, too. At the scale `small` a cosFormer has windows, a gate
+and norms, as the study of language models found them (docs/results.md).
 """
 
-from cosformer.training.recipes import Table
+from cosformer.training.recipes import Table, recommended
 
 TABLE = Table(
     task="wikitext103",
@@ -35,5 +36,6 @@ TABLE = Table(
         "steps": 150_000, "batch": 128, "accumulation": 16, "learning_rate": 5e-4, "warmup": 8000,
         "eval_every": 5000, "save_every": 1000, "eval_batch": 8, "precision": "bf16",
     },
+    attention_at={("cosformer", "small"): {"model": recommended(512, 8)}},
 )  # fmt: skip
 build = TABLE.build

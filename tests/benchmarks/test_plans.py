@@ -229,11 +229,13 @@ def test_a_run_takes_the_best_learning_rate_that_was_tried():
 def test_a_record_of_other_settings_is_of_another_run():
     low = tiny_plan.three()[0]
     run = build(low, {})
-    assert is_done(low, run, by_name([_record(low.name, 0.5, 1e-3, digest=digest(run))]))
-    assert not is_done(
-        low, run.replace(steps=13), by_name([_record(low.name, 0.5, 1e-3, digest=digest(run))])
-    )
+    known = by_name([{**_record(low.name, 0.5, 1e-3), "settings": run.to_dict()}])
+    assert is_done(low, run, known)
+    assert not is_done(low, run.replace(steps=13), known)
     assert digest(run.replace(workers=3, device="auto")) == digest(run)
+    as_published = {**run.model, "output_gate": None, "qk_norm": False}
+    assert is_done(low, run.replace(model=as_published), known), "fields that were left out are the paper's"
+    assert not is_done(low, run.replace(model={**run.model, "qk_norm": True}), known)
 
 
 def test_what_cannot_fit_is_passed_by(tmp_path):

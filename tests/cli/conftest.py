@@ -11,7 +11,7 @@ def saved(tmp_path_factory):
     """A folder with a model of large random weights, so that every token of the past matters."""
     folder = tmp_path_factory.mktemp("saved")
     torch.manual_seed(0)
-    config = CosformerConfig(
+    config = CosformerConfig.paper(
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,

@@ -184,7 +184,7 @@ def test_curves_are_means(tmp_path):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_maps_are_the_weights(name):
     torch.manual_seed(0)
-    config = CosformerConfig(
+    config = CosformerConfig.paper(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64,
         attention=name, initializer_range=0.25,
     )  # fmt: skip

@@ -121,11 +121,11 @@ def test_groups_of_the_wrong_size(workers):
 
 
 def mechanism_errors(group):
-    config = CosformerConfig(**SMALL | {"num_key_value_heads": 4}, attention=["cosformer", "linformer"])
+    config = CosformerConfig.paper(**SMALL | {"num_key_value_heads": 4}, attention=["cosformer", "linformer"])
     said = [message(ValueError, lambda: sequence_parallel(CosformerModel(config), group))]
-    pair = CosformerForConditionalGeneration(CosformerConfig(**SMALL))
+    pair = CosformerForConditionalGeneration(CosformerConfig.paper(**SMALL))
     said.append(message(ValueError, lambda: sequence_parallel(pair, group)))
-    tagger = CosformerForTokenClassification(CosformerConfig(**SMALL))
+    tagger = CosformerForTokenClassification(CosformerConfig.paper(**SMALL))
     said.append(message(ValueError, lambda: sequence_parallel(tagger, group)))
     x = torch.randn(1, 4, 2, 8)
     one = attention.build("performer", head_dim=8)

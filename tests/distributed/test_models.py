@@ -59,7 +59,7 @@ MODELS = {
 def build(name, dtype=torch.float32):
     kind, options = MODELS[name]
     torch.manual_seed(1)
-    return kind(CosformerConfig(**SMALL, **options)).to(dtype).train()
+    return kind(CosformerConfig.paper(**SMALL, **options)).to(dtype).train()
 
 
 def batch_of(kind, model, size):

@@ -7,6 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cosformer.models import CosformerConfig, CosformerForCausalLM, defaults
+from cosformer.training import Run
+from cosformer.training.model import configuration
+from cosformer.training.recipes import recommended
 from tests.models.tiny import build, tokens
 
 # As written by hand, and as a folder from before `defaults_version` has it: no options, no lists.
@@ -56,6 +59,80 @@ def test_what_a_file_does_not_say_is_of_its_version(tmp_path, monkeypatch):
     assert AutoConfig.from_pretrained(tmp_path).norm == "rms", "what it says is what it says"
 
 
+def test_none_in_a_file_of_version_1_is_the_mechanism_as_published(tmp_path):
+    """None has come to mean windows since."""
+    write(tmp_path, OLD | {"attention_parameters": None})
+    assert CosformerConfig.from_pretrained(tmp_path).attention_parameters == {}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 12, 16])
+def test_the_default_is_a_window_for_every_head_and_no_bound(heads):
+    config = CosformerConfig(hidden_size=48, num_attention_heads=heads)
+    windows = config.attention_parameters["windows"]
+    assert len(windows) == heads
+    assert windows == sorted(windows)
+    assert windows[-1] == 1024
+    assert heads == 1 or windows[0] == 2
+    assert not config.bounded
+    assert config.traits.constant_state
+    assert config.output_gate == "silu"
+    assert config.output_norm
+    assert config.qk_norm
+
+
+def test_the_default_windows_are_those_of_the_study():
+    assert defaults.windows(8) == [2, 4, 8, 16, 64, 128, 512, 1024]
+    grouped = CosformerConfig(hidden_size=64, num_attention_heads=8, num_key_value_heads=2)
+    assert grouped.attention_parameters == {"windows": [2, 1024]}
+    mixed = CosformerConfig(num_hidden_layers=2, attention=["cosformer", "softmax"])
+    assert mixed.attention_parameters == [{"windows": [2, 8, 128, 1024]}, {}]
+    assert CosformerConfig(attention="linear").attention_parameters == {}
+
+
+@pytest.mark.parametrize("given", [{}, {"attention_parameters": {"windows": [2, 8, 128, 1024]}}])
+@pytest.mark.parametrize("attention", ["cosformer", "softmax"])
+def test_windows_that_are_the_default_of_another_attention_are_saved(tmp_path, attention, given):
+    config = CosformerConfig(attention=attention, **given)
+    config.save_pretrained(tmp_path)
+    assert CosformerConfig.from_pretrained(tmp_path).attention_parameters == config.attention_parameters
+
+
+def test_the_default_model_reads_on_beyond_its_greatest_length():
+    """Cut anywhere it is the same, and its cache has one size."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 16}
+    net = CosformerForCausalLM(CosformerConfig(**sizes, initializer_range=0.25)).double().eval()
+    ids = tokens(1, 60)
+    with torch.no_grad():
+        whole, cache, parts = net(ids).logits, None, []
+        for piece in ids.split(7, 1):
+            out = net(piece, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-9)
+
+
+def test_the_paper_is_a_line_away():
+    config = CosformerConfig.paper(hidden_size=64, num_attention_heads=4)
+    assert (config.attention, config.attention_parameters, config.hidden_size) == ("cosformer", {}, 64)
+    assert [config.qk_norm, config.output_norm, config.output_gate] == [False, False, None]
+    assert config.bounded
+    assert CosformerConfig.paper(output_gate="sigmoid").output_gate == "sigmoid"
+
+
+def test_a_run_means_the_papers_model_where_it_says_nothing():
+    class Sizes:
+        vocab_size, length, pad_token_id, num_labels = 64, 128, 0, None
+
+    model = {"hidden_size": 64, "num_attention_heads": 8}
+    run = Run(task="mqar", steps=1, batch=1, learning_rate=1e-3, model=model)
+    assert configuration(run, Sizes()).attention_parameters == {}
+    ours = configuration(run.replace(model=model | recommended(64, 8)), Sizes())
+    default = CosformerConfig(**model)
+    for name in ("attention_parameters", "output_gate", "output_norm", "qk_norm", "position"):
+        assert getattr(ours, name) == getattr(default, name), name
+
+
 def test_the_version_is_always_written(tmp_path):
     CosformerConfig().save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["defaults_version"] == defaults.CURRENT
@@ -73,5 +150,5 @@ def test_the_table_is_the_class():
 
 def test_a_later_version_is_refused(tmp_path):
     write(tmp_path, OLD | {"defaults_version": 99})
-    with pytest.raises(ValueError, match="defaults_version must be one of 1, but the configuration has 99"):
+    with pytest.raises(ValueError, match="must be one of 1, 2, but the configuration has 99"):
         AutoConfig.from_pretrained(tmp_path)

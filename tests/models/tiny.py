@@ -37,7 +37,7 @@ def config(**changes):
         "intermediate_size": 48, "max_position_embeddings": 96, "initializer_range": 0.25,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "decoder_start_token_id": 1,
     }  # fmt: skip
-    return CosformerConfig(**sizes | changes)
+    return CosformerConfig.paper(**sizes | changes)
 
 
 def build(model, dtype=torch.float64, **changes):

@@ -34,7 +34,11 @@ _FOREIGN = {
 
 
 class CosformerConfig(LayerAttention, PreTrainedConfig):
-    """Configuration of every model in `cosformer.models`; the defaults make a small model over bytes.
+    """Configuration of every model in `cosformer.models`.
+
+    The defaults make a small model over bytes, the best of constant memory that the study has found
+    (docs/results.md): cosFormer with a window for every head, a gate, and norms of outputs, queries and keys.
+    `CosformerConfig.paper(...)` is the paper's own model.
 
     Args:
         vocab_size: tokens; the default fits `byte_tokenizer()`.
@@ -48,8 +52,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             has a window, and the position does not end, a text has no bound (`bounded` is False).
         horizon: M of cosFormer, at least max_position_embeddings; None: equal to it.
         attention: a name from `cosformer.attention.names()`, or a list with one for each layer.
-        attention_parameters: its parameters, where they differ from the defaults, or a list with those of
-            each layer (None for a layer without).
+        attention_parameters: its parameters, or a list with those of each layer (None for a layer without).
+            None: windows from 2 to 1,024 tokens for the heads of cosFormer, in every layer; no parameters
+            for other mechanisms. {}: the mechanism as published.
         conv_size: tokens that a short depthwise convolution of queries, keys and values reads, its own
             included; centred where the model is bidirectional. None: no convolution. Cross-attention has
             none.
@@ -98,9 +103,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     attention: str | list[str] = "cosformer"
     attention_parameters: dict[str, Any] | list[dict[str, Any] | None] | None = None
     conv_size: int | None = None
-    qk_norm: bool = False
-    output_norm: bool = False
-    output_gate: str | None = None
+    qk_norm: bool = True
+    output_norm: bool = True
+    output_gate: str | None = "silu"
     position: str = "none"
     position_parameters: dict[str, Any] | None = None
     causal: bool | None = None
@@ -124,6 +129,12 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     eos_token_id: int | list[int] | None = 258
     decoder_start_token_id: int | None = 257
     defaults_version: int = defaults.CURRENT
+
+    @classmethod
+    def paper(cls, **fields: Any) -> Any:
+        """The paper's own model: one horizon for all heads, no gate, no norms of heads. Fields that are given
+        have the last word."""
+        return cls(**{**defaults.PAPER, **fields})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
@@ -159,6 +170,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         if self.horizon is None:
             self.horizon = self.max_position_embeddings
         self.attention = as_lists(self.attention)
+        if self.attention_parameters is None:
+            self._at_most("num_key_value_heads", MOST["num_key_value_heads"])
+            self.attention_parameters = defaults.parameters(self.attention, self.num_key_value_heads)
         self.attention_parameters = own_parameters(as_lists(self.attention_parameters))
         self.position_parameters = dict(self.position_parameters or {})
         super().__post_init__(**kwargs)

@@ -3,9 +3,18 @@
 transformers writes a configuration without the values that are its own defaults, and an earlier version
 of the family had fewer fields. A file says with which defaults it was written (`defaults_version`; 1 where
 it says nothing), and is read with those. A change of a default is a new version here.
+
+1: the paper's model. 2: the best model of constant memory that the study has found (docs/results.md).
 """
 
 from typing import Any
+
+# The fields in which the paper's own model differs from the defaults.
+PAPER: dict[str, Any] = {
+    "attention_parameters": {}, "qk_norm": False, "output_norm": False, "output_gate": None,
+}  # fmt: skip
+# Tokens that the heads of a cosFormer see, in every layer, where nothing else is said.
+_WINDOWS = (2, 4, 8, 16, 64, 128, 512, 1024)
 
 VERSIONS: dict[int, dict[str, Any]] = {
     1: {
@@ -19,11 +28,7 @@ VERSIONS: dict[int, dict[str, Any]] = {
         "max_position_embeddings": 2048,
         "horizon": None,
         "attention": "cosformer",
-        "attention_parameters": None,
         "conv_size": None,
-        "qk_norm": False,
-        "output_norm": False,
-        "output_gate": None,
         "position": "none",
         "position_parameters": None,
         "causal": None,
@@ -46,9 +51,30 @@ VERSIONS: dict[int, dict[str, Any]] = {
         "bos_token_id": 257,
         "eos_token_id": 258,
         "decoder_start_token_id": 257,
+        **PAPER,
     }
 }
+VERSIONS[2] = VERSIONS[1] | {
+    "attention_parameters": None,  # `parameters` says which
+    "qk_norm": True,
+    "output_norm": True,
+    "output_gate": "silu",
+}
 CURRENT = max(VERSIONS)
+
+
+def windows(kv_heads: int) -> list[int]:
+    """One for each key-value head, spread evenly over those of the study's eight heads; a single head has
+    the widest."""
+    last = len(_WINDOWS) - 1
+    return [_WINDOWS[round(last * n / (kv_heads - 1)) if kv_heads > 1 else last] for n in range(kv_heads)]
+
+
+def parameters(attention: str | list[str], kv_heads: int) -> Any:
+    """`attention_parameters` where none are given: windows for cosFormer, nothing for other mechanisms."""
+    if isinstance(attention, list):
+        return [parameters(name, kv_heads) for name in attention]
+    return {"windows": windows(kv_heads)} if attention == "cosformer" else {}
 
 
 def completed(saved: dict[str, Any]) -> dict[str, Any]:
@@ -59,4 +85,7 @@ def completed(saved: dict[str, Any]) -> dict[str, Any]:
             f"defaults_version must be one of {', '.join(map(str, VERSIONS))}, but the configuration has "
             f"{version!r}: it was saved by a later version of cosformer, which is needed to read it."
         )
-    return {**VERSIONS[version], **saved, "defaults_version": CURRENT}
+    made = {**VERSIONS[version], **saved, "defaults_version": CURRENT}
+    if version == 1 and made["attention_parameters"] is None:
+        made["attention_parameters"] = {}  # which None meant then
+    return made

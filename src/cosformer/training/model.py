@@ -33,7 +33,8 @@ HEADS: dict[str, Any] = {
 
 
 def configuration(run: Run, task: Task) -> CosformerConfig:
-    """The task's sizes, and what the run says of the model; the run has the last word."""
+    """The task's sizes, and what the run says of the model; the run has the last word. What it does not say
+    is as in the paper's model, whatever the defaults are by now: a saved run means what it meant."""
     sizes: dict[str, Any] = {
         "vocab_size": task.vocab_size,
         "max_position_embeddings": task.length,
@@ -44,7 +45,7 @@ def configuration(run: Run, task: Task) -> CosformerConfig:
     }
     if task.num_labels is not None:
         sizes["num_labels"] = task.num_labels
-    return CosformerConfig(**{**sizes, **run.model, "attention": run.attention})
+    return CosformerConfig.paper(**{**sizes, **run.model, "attention": run.attention})
 
 
 def refuse_what_does_not_fit(run: Run, task: Task) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cosformer.models import defaults
 from cosformer.recipe_files import check, folder, names
 from cosformer.training.run import Run, refuse_unknown
 
-__all__ = ["Table", "build", "load", "names"]
+__all__ = ["Table", "build", "load", "names", "recommended"]
 SCALES = ("tiny", "small", "paper")
 Settings = Mapping[str, Any]
 
@@ -73,6 +74,20 @@ class Table:
         replaced where they are given, for they belong to a task; `model` is merged."""
         parts = {part: _laid(getattr(self, part), changes.get(part, {})) for part in ("shared", *SCALES)}
         return Table(task, **parts, attention=self.attention, attention_at=self.attention_at)
+
+
+def recommended(width: int, kv_heads: int, intermediate: int | None = None) -> dict[str, Any]:
+    """Fields of the model that this library recommends, as docs/results.md found it, for a table's `model`:
+    windows for all heads, a gate, and norms of outputs, queries and keys. The feed-forward is narrower by the
+    weights of the gate, so that there are as many parameters as without."""
+    return {
+        "position": "none",
+        "attention_parameters": defaults.parameters("cosformer", kv_heads),
+        "output_gate": "silu",
+        "output_norm": True,
+        "qk_norm": True,
+        "intermediate_size": (intermediate or 4 * width) - width // 2,
+    }
 
 
 def load(name_or_path: str | Path) -> ModuleType:

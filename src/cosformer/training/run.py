@@ -40,7 +40,7 @@ class Run:
         task, task_settings: a name from `cosformer.tasks.names()` and what differs from its defaults.
         attention: a name from `cosformer.attention.names()`; or a list of them, one for each layer.
         model: fields of `CosformerConfig` but for `attention`; sizes of the vocabulary, of the labels and of
-            the longest text come from the task.
+            the longest text come from the task. What it leaves out is as in `CosformerConfig.paper()`.
         initial: folder of a saved model of the family, or of a run, whose (best) weights the run starts
             from; what it lacks (a classifier, say) is drawn. None: everything is drawn.
         steps: updates of the weights.
