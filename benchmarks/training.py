@@ -27,6 +27,7 @@ from cosformer.training.evaluation import autocast
 from cosformer.training.main import device_of, source
 from cosformer.training.model import build
 from cosformer.training.order import Order
+from cosformer.training.parallel import compile_layers
 
 FORMAT = "cosformer training benchmark 1"
 # Data that would take minutes to generate: the speed follows from the lengths of the rows, not their number.
@@ -45,11 +46,12 @@ def bare(run: Run, seconds: float) -> float:
     order = Order(len(data), run.batch, run.accumulation, run.seed)
     batches = list(data.training(order, 0, min(_BATCHES, run.steps)))
     model: Any = build(run, task).to(device).train()
-    call = torch.compile(model, backend=run.compile_backend) if run.compile else model
+    if run.compile:
+        compile_layers(model, run.compile_backend)
 
     def step(number: int) -> None:
         with autocast(run.precision, device):
-            loss = call(**batches[number % len(batches)]).loss
+            loss = model(**batches[number % len(batches)]).loss
         loss.backward()
         model.zero_grad()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import learning, recall, training
+from benchmarks import compiled, enwik8_plan, learning, recall, training
 from cosformer import tasks
 from cosformer.report.render import markdown
 from cosformer.report.sections.learning import learned as learned_
@@ -38,6 +38,19 @@ def test_the_trainer_is_measured_beside_the_bare_model(tmp_path):
     assert f"The lowest share is {measured['share']:.0%}; at least 40% was promised." in text
     assert "no such file" in text
     assert "commit abc, with local changes; today." in text
+
+
+def test_compiled_training_is_measured_beside_eager(monkeypatch):
+    run = tiny_recall(workers=0, steps=20, eval_every=20, compile_backend="aot_eager", model={"dropout": 0.0})
+    found = compiled.compared(run)
+    assert (found["eager"]["graphs"], found["compiled"]["graphs"]) == (0, 1)
+    assert found["losses_apart"] < 1e-4
+    planned = compiled.variant(enwik8_plan.OURS, steps=30)
+    assert planned.model["qk_norm"]
+    assert planned.learning_rate == compiled.RATE
+    monkeypatch.setattr(compiled, "NEAR", 0.0)
+    with pytest.raises(RuntimeError, match="the losses of the first 20 steps differ"):
+        compiled.compared(run)
 
 
 def test_the_sweep_counts_states_and_renders_records(tmp_path):

@@ -38,6 +38,10 @@ RUNS = {
         save_every=2, shard=True, gradient_checkpointing=True, eval_batch=5,
     ),
     "sharded bf16": toy(**STILL, shard=True, precision="bf16"),
+    "sharded, compiled": recall(
+        **STILL | {"model": {"dropout": 0.0, "num_hidden_layers": 2}}, shard=True, compile=True,
+        compile_backend="aot_eager",
+    ),
     # Both processes compute the same samples, each a half of every text.
     "split": recall(
         **STILL | {"model": {"dropout": 0.0, "conv_size": 3, "num_hidden_layers": 2, "position": "rotary"}},

@@ -190,23 +190,6 @@ def test_mixed_precision(tmp_path, monkeypatch):
     assert record["settings"]["precision"] == "bf16"
 
 
-def test_compiled(tmp_path, monkeypatch):
-    kinds, base = [], Objective.loss
-
-    def looked(self, model, *args):
-        kinds.append(isinstance(model, torch._dynamo.OptimizedModule))
-        return base(self, model, *args)
-
-    monkeypatch.setattr(Objective, "loss", looked)
-    for folder, compiled in (("plain", False), ("compiled", True)):
-        trained(tmp_path / folder, recall(**STILL, compile=compiled, compile_backend="aot_eager"))
-    torch.testing.assert_close(
-        torch.tensor(losses(tmp_path / "compiled")), torch.tensor(losses(tmp_path / "plain")),
-        rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
-    assert kinds == [False] * 10 + [True] * 10, "five steps of two parts each"
-
-
 def test_gradient_checkpointing(pair, tmp_path):
     make, plain = pair
     trained(tmp_path, make(**STILL, gradient_checkpointing=True))

@@ -106,15 +106,17 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-# GPUs that were found able, so that nobody asks again in every call.
+# GPUs that were found able, so that nobody asks again in every call. A graph that looked here would be
+# compiled again after the first call outside of it.
 _able: set[torch.device] = set()
 
 
 def _no_triton() -> str | None:
-    if _able:
-        return None
     # torch.compile cannot trace the question; it needs Triton itself, wherever there is a GPU.
-    if not torch.compiler.is_compiling() and not _has_triton():
+    traced = torch.compiler.is_compiling()
+    if not traced and _able:
+        return None
+    if not traced and not _has_triton():
         return "the package triton is not installed (pip install triton; CUDA builds of PyTorch bring it)"
     if not _INTERPRETED and not torch.cuda.is_available():
         return "there is no CUDA GPU that PyTorch can use"
@@ -127,11 +129,12 @@ _WIDEST = 256  # features: where the tables of ops/triton/configs.py end
 def _not_for_triton(args: AttentionArgs, seen: int | None) -> list[str]:
     reasons = []
     device = args.q.device
-    if device.type == "cuda" and device not in _able:
+    traced = torch.compiler.is_compiling()
+    if device.type == "cuda" and (traced or device not in _able):
         gpu = torch.cuda.get_device_properties(device)
         if gpu.major < 8:
             reasons.append(f"{gpu.name} has compute capability {gpu.major}.{gpu.minor}, and 8.0 is needed")
-        elif not torch.compiler.is_compiling():
+        elif not traced:
             _able.add(device)
     elif device.type != "cuda" and not _INTERPRETED:
         reasons.append(f"the tensors are on {device.type}, and it runs on CUDA GPUs")

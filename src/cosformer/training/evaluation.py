@@ -86,10 +86,12 @@ def _gathered(rows: Tensor, stretch: int, mesh: Mesh) -> Tensor:
 
 @contextmanager
 def _undisturbed(model: Any, device: torch.device) -> Iterator[None]:
-    """The model in evaluation mode; afterwards the mode and the random numbers are as they were, so that
-    how often a run is evaluated does not change what it learns."""
+    """The model in evaluation mode, not compiled (for a few batches, of other sizes, it would cost more than
+    it gains); afterwards the mode and the random numbers are as they were, so that how often a run is
+    evaluated does not change what it learns."""
     training = model.training
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with forked, torch.compiler.set_stance("force_eager"):
         model.eval()
         try:
             yield

@@ -57,7 +57,7 @@ class Run:
         keep: newest checkpoints kept beside the best one.
         log_every: steps after which losses are fetched from the device, written and shown.
         precision: "fp32", or "bf16" for autocast over float32 weights.
-        compile, compile_backend: whether and how `torch.compile` is used.
+        compile, compile_backend: whether and how `torch.compile` is used for the layers, in training.
         gradient_checkpointing: compute activations again in the backward pass, to save memory.
         shard: whether several processes share the weights, gradients and moments (FSDP2), to save memory;
             else each has all of them (DDP).
