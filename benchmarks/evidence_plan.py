@@ -84,9 +84,30 @@ def wikitext() -> list[Entry]:
     return made
 
 
+def masked() -> list[Entry]:
+    """Masked language modelling over the bytes of WikiText-2: is what windows gain in one direction gained in
+    both?"""
+    made = []
+    for rate in (5e-4, 1e-3):
+        for row in ("softmax", "cosformer", OURS):
+            attention, model = _parts("mlm", row, 8)
+            overrides = {
+                "learning_rate": rate, "steps": 1500, "warmup": 150, "batch": 64, "eval_every": 500,
+                "save_every": 500, "eval_batch": 128, "model": model, "workers": 2,
+                "task_settings": {"tokens": "bytes"},
+            }  # fmt: skip
+            made.append(
+                Entry(
+                    "mlm", "mlm", row, "mlm", attention, 60, 12.0, overrides=overrides, part=f"rate {rate:g}"
+                )
+            )
+    return made
+
+
 PLANS: dict[str, Callable[[], list[Entry]]] = {
     "lm": enwik8_plan.baselines,
     "lra": arena,
     "wikitext2": wikitext,
+    "mlm": masked,
     "lm-8192": enwik8_plan.at_8192,
 }

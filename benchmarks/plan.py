@@ -23,6 +23,7 @@ Records = Mapping[str, Record]
 FILES = {
     "enwik8": ["enwik8/enwik8.xz"],
     "wikitext2": [f"wikitext-2/wiki.{split}.tokens.xz" for split in ("train", "valid", "test")],
+    "mlm": [f"wikitext-2/wiki.{split}.raw.xz" for split in ("train", "valid", "test")],
     "image": [
         f"cifar10/gray_{part}.png" for part in ("train1", "train2", "train3", "train4", "train5", "test")
     ]

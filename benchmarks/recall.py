@@ -9,6 +9,7 @@ finished run is a record in results/<task>.jsonl, and table and plot are rendere
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +18,22 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.terminal import Parser
 from cosformer import tasks
-from cosformer.report.sections.recall import document
+from cosformer.report.sections.recall import document, variant
 from cosformer.report.write import write_beside
 from cosformer.training import Run, files, recipes, train
 from cosformer.training.model import configuration
 
 TASKS = ("mqar", "copy")
-ATTENTIONS = ("cosformer", "linear", "relu", "softmax")
+# By name: the attention, of all layers or of each of the two, and fields of the model.
+VARIANTS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
+    **{name: (name, {}) for name in ("cosformer", "linear", "relu", "softmax")},
+    # One head looks at its neighbour, one at everything; the state is about half that of one wide head.
+    "cosformer, windows": (
+        "cosformer", {"num_attention_heads": 2, "attention_parameters": {"windows": [2, None]}},
+    ),
+    "cosformer, convolution": ("cosformer", {"conv_size": 4}),
+    "cosformer, one softmax layer": (["cosformer", "softmax"], {}),
+}  # fmt: skip
 WIDTHS = {"cpu": (8, 16, 32, 64)}  # of a scale, where they are not (32, 64, 128, 256)
 
 # The scale "cpu": what a core learns in a minute or two a run, on top of the recipes' scale tiny. Rows are as
@@ -39,14 +49,17 @@ _CORE_TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def runs(scale: str, attentions: Sequence[str], widths: Sequence[int], seed: int) -> list[Run]:
-    return [_run(t, scale, name, width, seed) for t in TASKS for width in widths for name in attentions]
+def runs(scale: str, variants: Sequence[str], widths: Sequence[int], seed: int) -> list[tuple[str, Run]]:
+    """Each with the name of its variant."""
+    return [(name, _run(t, scale, name, width, seed)) for t in TASKS for width in widths for name in variants]
 
 
-def _run(task: str, scale: str, attention: str, width: int, seed: int) -> Run:
+def _run(task: str, scale: str, name: str, width: int, seed: int) -> Run:
+    attention, own = VARIANTS[name]
     if scale != "cpu":
-        return recipes.build(task, scale=scale, attention=attention, seed=seed, model={"hidden_size": width})
-    model = {**_CORE_MODEL, "hidden_size": width}
+        model = {"hidden_size": width, **own}
+        return recipes.build(task, scale=scale, attention=attention, seed=seed, model=model)
+    model = {**_CORE_MODEL, "hidden_size": width, **own}
     settings = {**_CORE, **_CORE_TASKS[task], "model": model, "seed": seed}
     return recipes.build(task, scale="tiny", attention=attention, **settings).replace(scale=scale)
 
@@ -54,23 +67,19 @@ def _run(task: str, scale: str, attention: str, width: int, seed: int) -> Run:
 def state_size(run: Run) -> int:
     """Numbers that all layers together carry at the end of a text."""
     task = tasks.build(run.task, **run.task_settings)
-    config = configuration(run, task)
-    own = config.build_attention().state_size(
-        task.length, num_kv_heads=config.num_key_value_heads or 1, head_dim=config.head_dim
-    )
-    return own * config.num_hidden_layers
+    return configuration(run, task).state_size(task.length)
 
 
 def points(results: Path, scale: str) -> list[dict[str, Any]]:
-    """The newest record of each task, mechanism, width and seed."""
+    """The newest record of each task, variant, width and seed."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for task in TASKS:
         for record in files.lines(results / f"{task}.jsonl"):
             run = Run.from_dict(record["settings"])
             if run.scale == scale:
-                width = run.model["hidden_size"]
-                found[task, run.attention, width, run.seed] = {
-                    "task": task, "attention": run.attention, "width": width, "seed": run.seed,
+                width, name = run.model["hidden_size"], variant(record)
+                found[task, name, width, run.seed] = {
+                    "task": task, "attention": name, "width": width, "seed": run.seed,
                     "state": state_size(run), "title": tasks.get(task).title, "record": record,
                     **record["metric"]["test"],
                 }  # fmt: skip
@@ -92,7 +101,7 @@ def main() -> None:
     parser.add_argument(
         "--widths", help="hidden sizes, with commas between them (scale cpu: 8,16,32,64; else 32,64,128,256)"
     )
-    parser.add_argument("--attentions", default=",".join(ATTENTIONS), help="likewise")
+    parser.add_argument("--variants", default="|".join(VARIANTS), help="likewise, with | between them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs") / "recall", help="of the runs")
     parser.add_argument("--results", type=Path, default=machine.ROOT / "results", help="of the records")
@@ -104,9 +113,14 @@ def main() -> None:
     if not args.render:
         default = WIDTHS.get(args.scale, (32, 64, 128, 256))
         widths = [int(w) for w in args.widths.split(",")] if args.widths else default
-        planned = runs(args.scale, args.attentions.split(","), widths, args.seed)
-        for number, run in enumerate(planned, 1):
-            name = f"{run.task}-{run.attention}-{run.model['hidden_size']}-{run.seed}-{run.scale}"
+        variants = args.variants.split("|")
+        unknown = [name for name in variants if name not in VARIANTS]
+        if unknown:
+            parser.error(f"--variants has no {unknown[0]!r}: there are {' | '.join(VARIANTS)}")
+        planned = runs(args.scale, variants, widths, args.seed)
+        for number, (of, run) in enumerate(planned, 1):
+            words = re.sub("[^a-z]+", "-", of)
+            name = f"{run.task}-{words}-{run.model['hidden_size']}-{run.seed}-{run.scale}"
             print(f"{number} of {len(planned)}: {name}", flush=True)
             record = train(run, args.folder / name, results=args.results / f"{run.task}.jsonl")
             print(f"  {record['metric']['test']}", flush=True)

@@ -54,7 +54,7 @@ def test_compiled_training_is_measured_beside_eager(monkeypatch):
 
 
 def test_the_sweep_counts_states_and_renders_records(tmp_path):
-    planned = recall.runs("tiny", ["cosformer", "softmax"], [32, 64], seed=3)
+    planned = [run for _, run in recall.runs("tiny", ["cosformer", "softmax"], [32, 64], seed=3)]
     assert len(planned) == 8
     assert {(r.task, r.seed) for r in planned} == {("mqar", 3), ("copy", 3)}
     sizes = {(r.attention, r.model["hidden_size"]): recall.state_size(r) for r in planned if r.task == "mqar"}
@@ -67,6 +67,7 @@ def test_the_sweep_counts_states_and_renders_records(tmp_path):
         metric = {"test": {"accuracy": number / 10, "exact": 0.0}}
         record = {
             "id": str(number), "settings": run.to_dict(), "metric": metric, "threads": 1,
+            "mechanism": run.mechanism,
             "hardware": {"cpu": "a CPU"}, "commit": {"id": "c" * 40},
         }  # fmt: skip
         files.append_once(tmp_path / f"{run.task}.jsonl", record, "id")
@@ -83,9 +84,16 @@ def test_the_sweep_counts_states_and_renders_records(tmp_path):
         recall.render(tmp_path, "paper", tmp_path)
 
 
+@pytest.mark.parametrize("name", recall.VARIANTS)
+def test_a_record_of_the_sweep_says_which_variant_it_is_of(name):
+    (_, run), *_ = recall.runs("cpu", [name], [8], seed=0)
+    assert recall.variant({"settings": run.to_dict(), "mechanism": run.mechanism}) == name
+    assert recall.state_size(run) > 0
+
+
 def test_the_recorded_sweep_is_complete_and_rendered_from_its_records():
     found = recall.points(ROOT / "results", "cpu")
-    wanted = [(t, a, w) for t in recall.TASKS for a in recall.ATTENTIONS for w in recall.WIDTHS["cpu"]]
+    wanted = [(t, a, w) for t in recall.TASKS for a in list(recall.VARIANTS)[:4] for w in recall.WIDTHS["cpu"]]
     assert sorted((p["task"], p["attention"], p["width"]) for p in found) == sorted(wanted)
     report = (ROOT / "benchmarks/reports/recall-cpu.md").read_text()
     assert report == markdown(recall.document(found, "cpu"), picture="recall-cpu.png")
@@ -107,7 +115,7 @@ def test_recorded_learning_is_rendered_from_its_records():
 
 
 def test_the_scale_of_one_core_has_its_own_settings():
-    planned = recall.runs("cpu", ["relu"], recall.WIDTHS["cpu"], seed=0)
+    planned = [run for _, run in recall.runs("cpu", ["relu"], recall.WIDTHS["cpu"], seed=0)]
     assert [(r.task, r.model["hidden_size"]) for r in planned] == [
         (task, width) for task in ("mqar", "copy") for width in (8, 16, 32, 64)
     ]

@@ -8,20 +8,34 @@ from cosformer.report.sections.common import Record
 SWEEP = {"mqar": "associative recall", "copy": "copying"}
 
 
+def variant(record: Record) -> str:
+    """The mechanism of a record's run, and what its model has beside it, in words."""
+    model = record["settings"]["model"]
+    if " + " in record["mechanism"]:
+        return f"{record['mechanism'].partition(' + ')[0]}, one softmax layer"
+    if "windows" in (model.get("attention_parameters") or {}):
+        return f"{record['mechanism']}, windows"
+    return f"{record['mechanism']}, convolution" if model.get("conv_size") else str(record["mechanism"])
+
+
 def sweep(runs: Sequence[Record]) -> Table:
     """Accuracy by task and width, of runs at scale cpu; the newest record of each counts."""
     found: dict[tuple[str, int, str], float] = {}
     for r in runs:
         if "experiment" not in r and r["scale"] == "cpu" and r["task"] in SWEEP:
             width = r["settings"]["model"]["hidden_size"]
-            found[r["task"], width, r["mechanism"]] = r["metric"]["test"]["accuracy"]
+            found[r["task"], width, variant(r)] = r["metric"]["test"]["accuracy"]
     attentions = sorted({name for _, _, name in found})
     places = sorted({(list(SWEEP).index(task), task, width) for task, width, _ in found})
     rows = [
-        [SWEEP[task], str(width), *(f"{found[task, width, name]:.3f}" for name in attentions)]
+        [SWEEP[task], str(width), *(_figure(found.get((task, width, name))) for name in attentions)]
         for _, task, width in places
     ]
     return Table(("task", "width", *attentions), rows)
+
+
+def _figure(accuracy: float | None) -> str:
+    return "not run" if accuracy is None else f"{accuracy:.3f}"
 
 
 def document(found: Sequence[Record], scale: str) -> Document:
