@@ -48,12 +48,12 @@ def decode_step(
     if q.is_cuda and can_serve("triton", args, state.seen):
         from cosformer.ops.triton.stepping import step
 
-        out = step(args)
+        out = step(args, advance=True)
     else:
         if key_mask is not None:
             k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))
         # Autocast would add to the sums in half precision.
         with torch.autocast(q.device.type, enabled=False):
             out = one_token(q, k, v, state, state, StepWeights(state.positions), eps)
-    state.positions.add_(1)
+        state.positions.add_(1)
     return out, replace(state, seen=state.seen + 1)

@@ -49,7 +49,11 @@ def test_every_kind_of_call(length, dim, heads, windows, kind, dtype, backend, c
     wide = wider.on("cuda").results("reference") if dtype == torch.float16 else {}
     for name, truth in exact.items():
         instead = tuple(x / 8 for x in errors(wide[name], truths[name])) if truths else (0.0, 0.0)
-        assert any(is_as_good_as(ours[name], p[name], truth, FLOOR[dtype], instead) for p in plain), name
+        found = errors(ours[name], truth), *(errors(p[name], truth) for p in plain)
+        assert any(is_as_good_as(ours[name], p[name], truth, FLOOR[dtype], instead) for p in plain), (
+            name,
+            found,
+        )
 
 
 @both_ways

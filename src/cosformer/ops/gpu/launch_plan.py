@@ -8,7 +8,7 @@ of allocations and of compiled kernels with their arguments, in which only addre
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +53,13 @@ class Allocation(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     bytes: int
+
+
+class WideHeads(Protocol):
+    """A backend's own kernels for heads that share a wide window."""
+
+    def forward(self, den: Tensor, eps: float) -> None: ...
+    def backward(self, inv_den: Tensor, delta: Tensor) -> None: ...
 
 
 class LaunchPlan:
@@ -160,6 +167,13 @@ class LaunchPlan:
             else:
                 self.placement.append(self.workspace_bytes)
                 self.workspace_bytes += -(-allocation.bytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+
+    def wide_heads(
+        self, tensors: dict[str, Tensor], table: Tensor, window: int, causal: bool
+    ) -> WideHeads | None:
+        """Kernels of its own for heads with this window, and for calls without a mask, documents or offsets;
+        None: the portable ones."""
+        return None
 
     def replay(self, inputs: tuple[Input, ...]) -> list[Any]:
         tensors, device = list(inputs), self.device

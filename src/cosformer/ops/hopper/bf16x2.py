@@ -48,6 +48,37 @@ def relu_phase(x, factor):
 
 
 @gluon.jit
+def minus_relu_phase_or_zero(x, factor):
+    """-ReLU(x) * factor, as `relu_phase_or_zero`."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b32 minus, y;
+        .reg .pred none;
+        mov.b32 minus, 0x80008000;
+        fma.rn.relu.bf16x2 y, $1, $2, minus;
+        xor.b32 y, y, minus;
+        setp.eq.b32 none, $2, 0;
+        selp.b32 $0, 0, y, none;
+        }""",
+        "=r,r,r", [x, factor.to(gl.bfloat16)[:, None]], dtype=gl.bfloat16, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def minus_relu_phase(x, factor):
+    """-ReLU(x) * factor, where no factor is zero."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b32 minus, y;
+        mov.b32 minus, 0x80008000;
+        fma.rn.relu.bf16x2 y, $1, $2, minus;
+        xor.b32 $0, y, minus;
+        }""",
+        "=r,r,r", [x, factor.to(gl.bfloat16)[:, None]], dtype=gl.bfloat16, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
 def mask_rows(x, keep):
     """x with zeros in the rows that are not kept, whatever they hold."""
     return gl.inline_asm_elementwise(

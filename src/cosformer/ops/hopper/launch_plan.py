@@ -15,7 +15,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cosformer.ops.gpu.launch_cache import lookup, store
-from cosformer.ops.gpu.launch_plan import LaunchPlan
+from cosformer.ops.gpu.launch_plan import LaunchPlan, WideHeads
 
 _LAYOUT = NVMMASharedLayout(128, 16, rank=4)
 
@@ -40,6 +40,13 @@ class HopperLaunchPlan(LaunchPlan):
         number of warps."""
         compiled = launch(kernel, programs, arguments, constants)
         self.record(compiled, programs, (*arguments, *constants))
+
+    def wide_heads(
+        self, tensors: dict[str, Tensor], table: Tensor, window: int, causal: bool
+    ) -> WideHeads | None:
+        from cosformer.ops.hopper import window_run
+
+        return window_run.wide_heads(self, tensors, table, window, causal)
 
     def encode(self, x: Any, compiled: Any, index: int) -> tuple[int, Callable[[int], Any], list[Any]] | None:
         if not isinstance(x, TensorDescriptor):

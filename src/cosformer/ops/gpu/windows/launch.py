@@ -13,18 +13,22 @@ from torch import Tensor
 
 from cosformer.ops.gpu.blocks import INTERPRETED, dot_precision, has_large_smem, power_of_two
 from cosformer.ops.gpu.launch_cache import cached_call
-from cosformer.ops.gpu.launch_plan import LaunchPlan
+from cosformer.ops.gpu.launch_plan import LaunchPlan, WideHeads
 from cosformer.ops.gpu.padding import with_aligned_rows
 from cosformer.ops.gpu.partition import sm_count
 from cosformer.ops.gpu.roles import ROLES
 from cosformer.ops.gpu.windows import configs
 from cosformer.ops.gpu.windows.band import band_keys, band_queries
 from cosformer.ops.gpu.windows.decode import window_step
+from cosformer.ops.gpu.windows.near import near_backward, near_forward
 from cosformer.ops.gpu.windows.rows import document_bounds, weigh_heads
 from cosformer.ops.gpu.windows.wide import wide
 
 WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through states of chunks
 WIDE_STEP = 64
+USE_NEAR = False  # whether windows of a few tokens have kernels of their own (near.py)
+HALO = 16  # tokens on each side of a tile that these see
+NEAR_ROWS = 2**18  # of heads from which on these pay for their launches
 BISECTED = 256  # tokens a program of document_bounds takes
 MENDED = 128  # tiles of a band that a program looks after
 STEP_NUMBERS, STEP_WARPS = 2**12, 4  # of keys, and of values, that a step reads at a time; warps
@@ -35,7 +39,7 @@ WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 class WindowTable:
     """The windows of a call's key-value heads, 0 for a head without one. `narrow`, `wide` and `every` hold,
     for the heads of their kind, [head, W, first place in the state], int32 on the device; None where there
-    are none."""
+    are none. Of the narrow ones those of few tokens come first, and wide ones are sorted."""
 
     windows: tuple[int, ...]
     narrow: Tensor | None
@@ -56,10 +60,14 @@ def window_table(windows: tuple[int, ...], device: torch.device) -> WindowTable:
         if window:
             entries.append((head, window, place))
             place += window - 1
-    narrow = [x for x in entries if x[1] <= WIDEST_BAND]
-    wide = [x for x in entries if x[1] > WIDEST_BAND]
+    narrow = sorted((x for x in entries if x[1] <= WIDEST_BAND), key=lambda x: not _is_near(x[1]))
+    wide = sorted((x for x in entries if x[1] > WIDEST_BAND), key=lambda x: x[1])
     made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, entries))
     return WindowTable(windows, *made)
+
+
+def _is_near(window: int) -> bool:
+    return 0 < window <= HALO + 1
 
 
 def forward(
@@ -78,8 +86,10 @@ def launch_forward(
 ) -> tuple[()]:  # fmt: skip
     tensors = {"q": q, "k": k, "v": v, "out": out}
     run = _Windowed(plan, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
-    run.queries("o", narrow)
-    run.wide("o", wide)
+    near, band = run.near_and_band(narrow)
+    run.near("o", near)
+    run.queries("o", band)
+    run.wide_forward(wide)
     return ()
 
 
@@ -100,11 +110,11 @@ def launch_backward(
 ) -> tuple[()]:  # fmt: skip
     tensors = {"g": grad, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
     run = _Windowed(plan, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
-    run.queries("dq", narrow)
-    run.keys(narrow)
-    run.weigh(wide)
-    for what in ("dq", "dk", "dv"):
-        run.wide(what, wide)
+    near, band = run.near_and_band(narrow)
+    run.near("dq", near)
+    run.queries("dq", band)
+    run.keys(band)
+    run.wide_backward(wide)
     return ()
 
 
@@ -179,42 +189,76 @@ class _Windowed:
             )  # fmt: skip
         return bounds
 
-    def queries(self, what: str, table: Tensor | None) -> None:
-        """ "o" or "dq" of narrow heads."""
+    def near_and_band(self, table: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Narrow heads, those of few tokens apart where near.py computes them."""
+        count = sum(map(_is_near, self.windows))
+        config = configs.near("o", self.dot_precision.bytes, max(self.dims))
+        aligned = self.group == 1 and self.tq == self.tk and self.offset == 0
+        long = self.batch * self.tq * len(self.windows) >= NEAR_ROWS
+        if table is None or not USE_NEAR or count == 0 or config is None or not (aligned and long):
+            return None, table
+        return table[:count], table[count:] if count < table.shape[0] else None
+
+    def near(self, what: str, table: Tensor | None) -> None:
+        """ "o", or "dq", "dk" and "dv", of heads with windows of few tokens."""
+        config = configs.near(what, self.dot_precision.bytes, max(self.dims))
+        if table is None or config is None or self.batch * self.tq == 0:
+            return
+        backward = what != "o"
+        names = ("q", "k", "v", "g", "out", "dq", "dk", "dv") if backward else ("q", "k", "v", "out")
+        vectors = (self.den, self.inv_den, self.delta) if backward else (self.den,)
+        tensors = [self.tensors[n] for n in names]
+        heads, options = table.shape[0], config.options(*self.dims)
+        tiles = heads * -(-self.tq // options["BT"]) * self.batch
+        spoilt = self.plan.empty((tiles,), torch.int32)
+        common = {n: x for n, x in self.common.items() if n != "GROUP"}
+        self.plan.launch(
+            near_backward if backward else near_forward, tiles,
+            spoilt, *tensors, *vectors, self.mask, self.bounds, table, heads, self.tq, self.eps,
+            *_strides(*tensors), *self._vectors(), HALO=HALO, **options, **common,
+        )  # fmt: skip
+        self.queries(what, table, spoilt, options["BT"])
+        if backward:
+            self.keys(table, spoilt, options["BT"])
+
+    def queries(
+        self, what: str, table: Tensor | None, spoilt: Tensor | None = None, tile: int | None = None
+    ) -> None:
+        """ "o" or "dq" of narrow heads; of the tiles in `spoilt` alone, where these are given."""
         if table is None or self.batch * self.tq == 0:
             return
         role = ROLES[what]
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
-        options = configs.band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
+        options = configs.band(what, self.dot_precision.bytes, max(self.dims), tile).options(*self.dims)
         heads = table.shape[0]
         self._band(
-            band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
+            band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch, spoilt,
             a, b, x, y, gate, out, self.den, self.inv_den, self.delta, self.mask, self.bounds, table, heads,
             self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
             OUTPUT=what, **options, **self.common,
         )  # fmt: skip
 
-    def keys(self, table: Tensor | None) -> None:
-        """ "dk" and "dv" of narrow heads."""
+    def keys(self, table: Tensor | None, spoilt: Tensor | None = None, tile: int | None = None) -> None:
+        """ "dk" and "dv" of narrow heads; as `queries`."""
         if table is None or self.batch * self.tk == 0:
             return
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
-        options = configs.band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
+        options = configs.band("keys", self.dot_precision.bytes, max(self.dims), tile).options(*self.dims)
         heads = table.shape[0]
         self._band(
-            band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
+            band_keys, heads * -(-self.tk // options["BT"]) * self.batch, spoilt,
             *tensors, self.inv_den, self.delta, self.mask, self.bounds, table, heads, self.tk, self.tq,
             -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
         )  # fmt: skip
 
-    def _band(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
+    def _band(self, kernel: Any, tiles: int, spoilt: Tensor | None, *arguments: Any, **options: Any) -> None:
         """All tiles, and in a second launch those again that were not finite: together they would need more
-        registers, and the rare case would slow down every other."""
-        spoilt = self.plan.empty((tiles,), torch.int32)
-        for mend in (0, MENDED):
-            programs = -(-tiles // mend) if mend else tiles
-            self.plan.launch(kernel, programs, spoilt, tiles, *arguments, MEND=mend, **options)
+        registers, and the rare case would slow down every other. `spoilt`: only the second."""
+        if spoilt is None:
+            spoilt = self.plan.empty((tiles,), torch.int32)
+            self.plan.launch(kernel, tiles, spoilt, tiles, *arguments, MEND=0, **options)
+        self.plan.launch(kernel, -(-tiles // MENDED), spoilt, tiles, *arguments, MEND=MENDED, **options)
 
     def weigh(self, table: Tensor | None) -> None:
         """inv_den and delta of wide heads; those of narrow ones come with dq."""
@@ -228,6 +272,37 @@ class _Windowed:
             g, o, self.den, self.inv_den, self.delta, table, heads, self.tq, self.eps, *_strides(g, o),
             *self._vectors()[:2], GROUP=self.group, DV=self.dims[1], ROWS=rows, BV=columns, num_warps=4,
         )  # fmt: skip
+
+    def wide_forward(self, table: Tensor | None) -> None:
+        for part, heads in self._wide_parts(table):
+            if heads is not None:
+                heads.forward(self.den, self.eps)
+            else:
+                self.wide("o", part)
+
+    def wide_backward(self, table: Tensor | None) -> None:
+        self.weigh(table)
+        for part, heads in self._wide_parts(table):
+            if heads is not None:
+                heads.backward(self.inv_den, self.delta)
+            else:
+                for what in ("dq", "dk", "dv"):
+                    self.wide(what, part)
+
+    def _wide_parts(self, table: Tensor | None) -> list[tuple[Tensor | None, WideHeads | None]]:
+        """Wide heads, a window at a time where the plan has kernels of its own for them."""
+        if table is None or self.mask is not None or self.bounds is not None or self.offset != 0:
+            return [(table, None)]
+        sizes = sorted(w for w in self.windows if w > WIDEST_BAND)
+        parts: list[tuple[Tensor | None, WideHeads | None]] = []
+        for window in sorted(set(sizes)):
+            first = sizes.index(window)
+            part = table[first : first + sizes.count(window)]
+            heads = self.plan.wide_heads(self.tensors, part, window, self.common["CAUSAL"])
+            if heads is None:
+                return [(table, None)]
+            parts.append((part, heads))
+        return parts
 
     def wide(self, what: str, table: Tensor | None) -> None:
         on_q = what in ("o", "dq")
