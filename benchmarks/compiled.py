@@ -82,7 +82,8 @@ def main() -> None:
         "commit": machine.commit(), "measured": {},
     }  # fmt: skip
     for name in args.variants.split("|"):
-        run = variant(name, steps=args.steps, eval_every=args.steps, save_every=args.steps)
+        # A slow warm-up: at a high rate the first steps are so unstable that any rounding changes them.
+        run = variant(name, steps=args.steps, warmup=args.steps, eval_every=args.steps, save_every=args.steps)
         found = data["measured"][name] = compared(run)
         for how in ("eager", "compiled"):
             one = found[how]

@@ -219,12 +219,9 @@ def short() -> list[Entry]:
 
 
 def long() -> list[Entry]:
-    """Finalists, controls and baselines with 180 million tokens, compiled; the finalists with two seeds."""
+    """Finalists, controls and baselines with 180 million tokens; the finalists with two seeds."""
     others = ("softmax + windows", "softmax + gate, norm", "cosformer, rotary", *BASELINES)
-    compiled = {"compile": True}
-    first = {
-        name: of(name, "long", LONG, overrides=compiled) for name in dict.fromkeys((*FINALISTS, *others))
-    }
+    first = {name: of(name, "long", LONG) for name in dict.fromkeys((*FINALISTS, *others))}
     finalists = [first.pop(name) for name in FINALISTS]
     return [*finalists, *(with_seed(entry, 1) for entry in finalists), *first.values()]
 
@@ -242,4 +239,4 @@ def at_8192() -> list[Entry]:
 def baselines() -> list[Entry]:
     """The rows of the paper's Table 2, with their tries."""
     tried = [e for family in ("softmax", "cosformer", "linear", "relu", "windows") for e in tries(family)]
-    return [*tried, *(of(name, "long", LONG, overrides={"compile": True}) for name in BASELINES)]
+    return [*tried, *(of(name, "long", LONG) for name in BASELINES)]
