@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosformer.models import CosformerForConditionalGeneration
+from cosformer.models import CosformerEncoderDecoderModel, CosformerForConditionalGeneration
 from tests.models.tiny import PADDINGS, build, close, gradients, having, pad, padded_batch, tokens
 
 
@@ -78,7 +78,7 @@ def test_the_source_is_read_once(mechanism):
     """After the first token nothing of the source is projected again: its keys have become a state."""
     net = model(mechanism)
     seen = []
-    for layer in net.decoder.layers:
+    for layer in net.get_decoder().layers:
         layer.cross_attention.k_proj.register_forward_hook(lambda m, args, out: seen.append(args[0].shape[1]))
     net.generate(tokens(2, 11), max_new_tokens=5, min_new_tokens=5)
     assert seen == [11] * 3 + [0] * 3 * 4
@@ -101,6 +101,23 @@ def test_labels_become_inputs_one_place_later():
     out = net(tokens(1, 4), labels=labels)
     loss = nn.functional.cross_entropy(out.logits[0].float(), labels[0])
     close(out.loss, loss, 1e-6)
+
+
+def test_the_base_model_is_all_but_the_head(tmp_path):
+    net = model("cosformer")
+    assert net.base_model is net.model
+    ids, target = tokens(2, 7), tokens(2, 5)
+    source = net.get_encoder()(ids)
+    out = net.model(ids, decoder_input_ids=target, output_hidden_states=True)
+    assert torch.equal(net.lm_head(out.last_hidden_state), net(ids, decoder_input_ids=target).logits)
+    assert torch.equal(out.encoder_last_hidden_state, source.last_hidden_state)
+    assert len(out.encoder_hidden_states) == 3, "the embedding's, and those of two layers"
+    assert len(out.decoder_hidden_states) == 4
+    net.model.save_pretrained(tmp_path)
+    again = CosformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(again.model(ids, decoder_input_ids=target)[0], out.last_hidden_state)
+    with pytest.raises(ValueError, match="decoder_input_ids is missing"):
+        CosformerEncoderDecoderModel(net.config)(ids)
 
 
 def test_what_it_refuses():

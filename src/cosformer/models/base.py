@@ -75,6 +75,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
     _no_split_modules: ClassVar[list[str]] = ["CosformerLayer"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
     _is_stateful = True  # so it is by default; an object whose layers keep every key says otherwise
+    earlier_names: ClassVar[dict[str, str]] = {}  # of weights that were saved under another prefix, and now's
     splits_sequences: ClassVar[bool] = True  # whether its losses are right over a sequence group
     _decoding: Any = None  # compiled steps, once generate() has chosen to have them
 
