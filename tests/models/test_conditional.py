@@ -74,6 +74,22 @@ def test_every_step_has_the_logits_of_no_cache(mechanism):
 
 
 @having(cross=True, recurrent=True)
+def test_generation_goes_on_from_a_cache(mechanism):
+    """The target so far is given whole, as to any model; what the cache has read is not read again."""
+    net = model(mechanism)
+    ids, mask, _ = padded_batch(PADDINGS["left"])
+    settings = {"attention_mask": mask, "return_dict_in_generate": True, "output_logits": True}
+    whole = net.generate(ids, max_new_tokens=7, **settings)
+    begun = net.generate(ids, max_new_tokens=4, **settings)
+    settings |= {"past_key_values": begun.past_key_values, "decoder_input_ids": begun.sequences}
+    rest = net.generate(ids, max_new_tokens=3, **settings)
+    assert torch.equal(rest.sequences, whole.sequences)
+    close(torch.stack(rest.logits), torch.stack(whole.logits[4:]))
+    with pytest.raises(ValueError, match=r"the prompt has 7 tokens, but past_key_values has read 7 already"):
+        net.generate(ids, max_new_tokens=3, **settings | {"decoder_input_ids": rest.sequences[:, :-1]})
+
+
+@having(cross=True, recurrent=True)
 def test_the_source_is_read_once(mechanism):
     """After the first token nothing of the source is projected again: its keys have become a state."""
     net = model(mechanism)

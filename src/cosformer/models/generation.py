@@ -59,12 +59,7 @@ class StatefulGenerationMixin(GenerationMixin):
             mask = model_kwargs.get(f"{self._prefix}attention_mask")
             # A mask of ones alone is gone by now, and its length is kept.
             length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
-            if length is not None and length <= given.get_seq_length():
-                raise ValueError(
-                    f"the prompt has {length} tokens, but past_key_values has read {given.get_seq_length()} "
-                    "already: give the whole text, with at least one token more, or restore() an earlier "
-                    "snapshot()."
-                )
+            _refuse_what_was_read(given, length)
             given._is_user_defined = True
             self._compile_steps(given, generation_config, model_kwargs)
             return
@@ -82,6 +77,18 @@ class StatefulGenerationMixin(GenerationMixin):
         self._compile_steps(cache, generation_config, model_kwargs, captured)
         if captured and cache.decoding is None:
             model_kwargs["past_key_values"] = CosformerCache(config)
+
+    def _prefill(
+        self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **more: Any
+    ) -> Any:
+        """As usual, but the target of an encoder-decoder is not read twice: transformers knows how much of it
+        is in a cache by its mask alone, and it may have none."""
+        cache, mask = model_kwargs.get("past_key_values"), "decoder_attention_mask"
+        if self.config.is_encoder_decoder and cache is not None and cache.get_seq_length():
+            if model_kwargs.get(mask) is None:
+                _refuse_what_was_read(cache, input_ids.shape[1])
+                model_kwargs[mask] = torch.ones_like(input_ids)
+        return super()._prefill(input_ids, generation_config, model_kwargs, *args, **more)
 
     def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
         config = self.config
@@ -201,4 +208,14 @@ class StatefulGenerationMixin(GenerationMixin):
         raise ValueError(
             "generate_batch pages keys and values, which these models do not have: pad the prompts on the "
             "left and call generate(), or use cosformer.models.batching.generate_many, which hands places on."
+        )
+
+
+def _refuse_what_was_read(cache: CosformerCache, length: int | None) -> None:
+    """Raises where a text of this length, if that is known, has nothing that a cache has not read."""
+    if length is not None and length <= cache.get_seq_length():
+        raise ValueError(
+            f"the prompt has {length} tokens, but past_key_values has read {cache.get_seq_length()} "
+            "already: give the whole text, with at least one token more, or restore() an earlier "
+            "snapshot()."
         )
