@@ -84,6 +84,8 @@ def test_generation_goes_on_from_a_cache(mechanism):
     settings |= {"past_key_values": begun.past_key_values, "decoder_input_ids": begun.sequences}
     rest = net.generate(ids, max_new_tokens=3, **settings)
     assert torch.equal(rest.sequences, whole.sequences)
+    in_pieces = {"attention_mask": mask, "decoder_input_ids": begun.sequences, "prefill_chunk_size": 2}
+    assert torch.equal(net.generate(ids, max_new_tokens=3, **in_pieces), whole.sequences)
     close(torch.stack(rest.logits), torch.stack(whole.logits[4:]))
     with pytest.raises(ValueError, match=r"the prompt has 7 tokens, but past_key_values has read 7 already"):
         net.generate(ids, max_new_tokens=3, **settings | {"decoder_input_ids": rest.sequences[:, :-1]})

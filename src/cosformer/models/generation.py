@@ -1,5 +1,6 @@
 """Generation with a state a layer in place of keys and values."""
 
+import copy
 import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -81,17 +82,33 @@ class StatefulGenerationMixin(GenerationMixin):
     def _prefill(
         self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **more: Any
     ) -> Any:
-        """As usual, but the target of an encoder-decoder is not read twice: transformers knows how much of it
-        is in a cache by its mask alone, and it may have none."""
-        cache, mask = model_kwargs.get("past_key_values"), "decoder_attention_mask"
-        if self.config.is_encoder_decoder and cache is not None and cache.get_seq_length():
-            if model_kwargs.get(mask) is None:
-                _refuse_what_was_read(cache, input_ids.shape[1])
-                model_kwargs[mask] = torch.ones_like(input_ids)
+        """As usual, where transformers gets it right.
+
+        The target of an encoder-decoder is not read twice: how much of it is in a cache is known by its mask
+        alone, and it may have none. And a prompt is cut by `prefill_chunk_size` only where its last token is
+        in the last chunk, and its mask is that of the prompt.
+        """
+        whole, mask = self.config.is_encoder_decoder, model_kwargs.get(f"{self._prefix}attention_mask")
+        cache = model_kwargs.get("past_key_values")
+        if whole and mask is None and cache is not None and cache.get_seq_length():
+            _refuse_what_was_read(cache, input_ids.shape[1])
+            model_kwargs["decoder_attention_mask"] = torch.ones_like(input_ids)
+        if generation_config.prefill_chunk_size is not None:
+            whole = whole or model_kwargs.get("inputs_embeds") is not None
+            if whole or (mask is not None and not mask[:, -1].all()):
+                generation_config = copy.copy(generation_config)
+                generation_config.prefill_chunk_size = None
         return super()._prefill(input_ids, generation_config, model_kwargs, *args, **more)
 
-    def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
+    def _validate_generation_mode(
+        self, generation_mode: Any, generation_config: Any, *args: Any, **kwargs: Any
+    ) -> None:
         config = self.config
+        if generation_config.assistant_early_exit is not None:
+            raise ValueError(
+                "assistant_early_exit must be left out: all layers are computed, or none. Give a smaller "
+                "model as assistant_model."
+            )
         if generation_mode == GenerationMode.ASSISTED_GENERATION and self._is_stateful:
             what = "a convolution"
             if config.conv_size is None:
@@ -100,7 +117,7 @@ class StatefulGenerationMixin(GenerationMixin):
                 "prompt_lookup_num_tokens and assistant models must be left out: they take guesses back, and "
                 f"the state of {what}, of constant size, cannot forget tokens."
             )
-        super()._validate_generation_mode(generation_mode, *args, **kwargs)
+        super()._validate_generation_mode(generation_mode, generation_config, *args, **kwargs)
 
     def _can_capture(self, generation_config: Any, generation_mode: Any) -> bool:
         """Whether steps are captured without being asked to: on CUDA, where no state grows and nothing but
