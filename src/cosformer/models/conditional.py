@@ -83,6 +83,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             **{name: kwargs.get(name) for name in (*positions, "output_attentions")},
+            return_dict=True,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None

@@ -87,6 +87,7 @@ class CosformerEncoderDecoderModel(CosformerPreTrainedModel):
                 inputs_embeds=inputs_embeds,
                 output_hidden_states=output_hidden_states,
                 output_attentions=attentions,
+                return_dict=True,
             )
         elif not isinstance(encoder_outputs, BaseModelOutput | dict):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
@@ -100,6 +101,7 @@ class CosformerEncoderDecoderModel(CosformerPreTrainedModel):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_attentions=attentions,
+            return_dict=True,
         )
         return Seq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,

@@ -57,6 +57,7 @@ class CosformerForTokenClassification(_Tagger):
             use_cache=False,
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
+            return_dict=True,
         )
         logits, loss = self.score(self.dropout(outputs.last_hidden_state)), None
         if labels is not None:
@@ -98,6 +99,7 @@ class CosformerForQuestionAnswering(_Tagger):
             use_cache=False,
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
+            return_dict=True,
         )
         scores = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (B, T, 2)
         if attention_mask is not None:
