@@ -138,6 +138,22 @@ def test_the_base_model_is_all_but_the_head(tmp_path):
         CosformerEncoderDecoderModel(net.config)(ids)
 
 
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("size", [70, 60])
+def test_another_vocabulary_is_that_of_both_sides(tmp_path, size, tied):
+    net = model("cosformer", tie_word_embeddings=tied)
+    ids = tokens(2, 7) % 60
+    before = net(ids, decoder_input_ids=ids).logits
+    net.resize_token_embeddings(size)
+    after = net(ids, decoder_input_ids=ids).logits
+    assert after.shape[-1] == size
+    close(after[..., :60], before[..., :60])
+    net.save_pretrained(tmp_path)
+    again = CosformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert all(torch.equal(x, net.state_dict()[name]) for name, x in again.state_dict().items())
+    close(again(ids, decoder_input_ids=ids).logits, after)
+
+
 def test_what_it_refuses():
     net = model("cosformer")
     with pytest.raises(ValueError, match="position_ids must be left out of an encoder-decoder"):

@@ -50,6 +50,8 @@ class CosformerEncoderDecoderModel(CosformerPreTrainedModel):
         self.encoder.embed_tokens = value
         if self.config.tie_word_embeddings:
             self.decoder.embed_tokens = value
+        elif value.num_embeddings != self.decoder.embed_tokens.num_embeddings:  # a vocabulary is that of both
+            self.decoder.resize_token_embeddings(value.num_embeddings)
 
     @can_return_tuple
     def forward(
