@@ -77,6 +77,11 @@ MISTAKES = {
     "a module that is not there": (lambda s, t: ["run", "--", "-m", "no.where"], "no module 'no.where'"),
     "a program that is not there": (lambda s, t: ["run", "--", "pytset"], "Did you mean pytest?"),
     "a file that is not there": (lambda s, t: ["run", "--", t / "none.py"], "there is no file"),
+    "no code": (lambda s, t: ["run", "--", "-c"], "-c needs Python code"),
+    "an option of python": (
+        lambda s, t: ["run", "--", "python", "-u", "x.py"],
+        "must be followed by -c CODE",
+    ),
     "one argument too many": (lambda s, t: ["info", "now"], "'now' is one argument too many"),
     "no folder given": (lambda s, t: ["generate"], "folder"),
     "no such folder": (lambda s, t: ["generate", t / "none"], "there is no folder"),

@@ -53,6 +53,20 @@ def test_a_module(capsys):
     assert "February 2022" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("before", [[], ["python"], ["python3"], [sys.executable]], ids=str)
+def test_what_python_itself_would_run(before, program, capsys):
+    code = "import sys\nx = [1]\ndef f(): return x + sys.argv[1:]\nprint(__name__, f())"
+    assert main(["run", "--", *before, "-c", code, "--a", "b"]) == 0
+    assert capsys.readouterr().out == "__main__ [1, '--a', 'b']\n"
+    assert main(["run", "--", *before, program("import sys; print(sys.argv[1:])"), "--a"]) == 0
+    assert main(["run", "--", *before, "-m", "calendar", "2022", "2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("['--a']\n")
+    assert "February 2022" in said
+    assert main(["run", "--", *before, "-c", "1 +"]) == 1
+    assert "SyntaxError" in capsys.readouterr().err
+
+
 def test_the_command_of_a_package(capsys):
     """Without -- too, where the program's name comes first."""
     assert main(["run", "--", "tqdm", "--version"]) == 0

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from tests.models.mixins.exceptions import EXCEPTIONS
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "hugging_face.md").read_text()
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
@@ -17,9 +15,3 @@ def test_every_line_is_tested():
         path, name = re.fullmatch(r"`(tests/[\w/]+\.py)::(\w+)`", shown).groups()
         text = (ROOT / path).read_text()
         assert re.search(rf"^(def {name}\(|{name}\b)", text, re.MULTILINE), f"there is no {name} in {path}"
-
-
-def test_what_is_excepted_is_told():
-    assert len(EXCEPTIONS) == 2
-    assert {kind for kind, _ in EXCEPTIONS} == {"EncoderDecoder"}
-    assert "two are excepted, both for the encoder–decoder alone" in PAGE

@@ -125,7 +125,7 @@ def test_rows_are_chosen_and_repeated(mechanism, head):
         def following(ids):
             return step(net, ids, cache)
     else:
-        source = net.encoder(tokens(2, 5))
+        source = net.get_encoder()(tokens(2, 5))
         cache = net(encoder_outputs=source, decoder_input_ids=ids, use_cache=True).past_key_values
 
         def following(ids):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cosformer.models import CosformerForConditionalGeneration
+from cosformer.models import CosformerEncoderDecoderModel, CosformerForConditionalGeneration
 from tests.models.tiny import PADDINGS, build, close, gradients, having, pad, padded_batch, tokens
 
 
@@ -74,11 +74,29 @@ def test_every_step_has_the_logits_of_no_cache(mechanism):
 
 
 @having(cross=True, recurrent=True)
+def test_generation_goes_on_from_a_cache(mechanism):
+    """The target so far is given whole, as to any model; what the cache has read is not read again."""
+    net = model(mechanism)
+    ids, mask, _ = padded_batch(PADDINGS["left"])
+    settings = {"attention_mask": mask, "return_dict_in_generate": True, "output_logits": True}
+    whole = net.generate(ids, max_new_tokens=7, **settings)
+    begun = net.generate(ids, max_new_tokens=4, **settings)
+    settings |= {"past_key_values": begun.past_key_values, "decoder_input_ids": begun.sequences}
+    rest = net.generate(ids, max_new_tokens=3, **settings)
+    assert torch.equal(rest.sequences, whole.sequences)
+    in_pieces = {"attention_mask": mask, "decoder_input_ids": begun.sequences, "prefill_chunk_size": 2}
+    assert torch.equal(net.generate(ids, max_new_tokens=3, **in_pieces), whole.sequences)
+    close(torch.stack(rest.logits), torch.stack(whole.logits[4:]))
+    with pytest.raises(ValueError, match=r"the prompt has 7 tokens, but past_key_values has read 7 already"):
+        net.generate(ids, max_new_tokens=3, **settings | {"decoder_input_ids": rest.sequences[:, :-1]})
+
+
+@having(cross=True, recurrent=True)
 def test_the_source_is_read_once(mechanism):
     """After the first token nothing of the source is projected again: its keys have become a state."""
     net = model(mechanism)
     seen = []
-    for layer in net.decoder.layers:
+    for layer in net.get_decoder().layers:
         layer.cross_attention.k_proj.register_forward_hook(lambda m, args, out: seen.append(args[0].shape[1]))
     net.generate(tokens(2, 11), max_new_tokens=5, min_new_tokens=5)
     assert seen == [11] * 3 + [0] * 3 * 4
@@ -101,6 +119,39 @@ def test_labels_become_inputs_one_place_later():
     out = net(tokens(1, 4), labels=labels)
     loss = nn.functional.cross_entropy(out.logits[0].float(), labels[0])
     close(out.loss, loss, 1e-6)
+
+
+def test_the_base_model_is_all_but_the_head(tmp_path):
+    net = model("cosformer")
+    assert net.base_model is net.model
+    ids, target = tokens(2, 7), tokens(2, 5)
+    source = net.get_encoder()(ids)
+    out = net.model(ids, decoder_input_ids=target, output_hidden_states=True)
+    assert torch.equal(net.lm_head(out.last_hidden_state), net(ids, decoder_input_ids=target).logits)
+    assert torch.equal(out.encoder_last_hidden_state, source.last_hidden_state)
+    assert len(out.encoder_hidden_states) == 3, "the embedding's, and those of two layers"
+    assert len(out.decoder_hidden_states) == 4
+    net.model.save_pretrained(tmp_path)
+    again = CosformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(again.model(ids, decoder_input_ids=target)[0], out.last_hidden_state)
+    with pytest.raises(ValueError, match="decoder_input_ids is missing"):
+        CosformerEncoderDecoderModel(net.config)(ids)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("size", [70, 60])
+def test_another_vocabulary_is_that_of_both_sides(tmp_path, size, tied):
+    net = model("cosformer", tie_word_embeddings=tied)
+    ids = tokens(2, 7) % 60
+    before = net(ids, decoder_input_ids=ids).logits
+    net.resize_token_embeddings(size)
+    after = net(ids, decoder_input_ids=ids).logits
+    assert after.shape[-1] == size
+    close(after[..., :60], before[..., :60])
+    net.save_pretrained(tmp_path)
+    again = CosformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert all(torch.equal(x, net.state_dict()[name]) for name, x in again.state_dict().items())
+    close(again(ids, decoder_input_ids=ids).logits, after)
 
 
 def test_what_it_refuses():

@@ -19,8 +19,9 @@ from tests.models.tiny import build, config, tokens
 
 def test_public_names():
     assert sorted(models.__all__) == [
-        "CosformerCache", "CosformerConfig", "CosformerForCausalLM", "CosformerForConditionalGeneration",
-        "CosformerForMaskedLM", "CosformerForQuestionAnswering", "CosformerForSequenceClassification",
+        "CosformerCache", "CosformerConfig", "CosformerEncoderDecoderModel", "CosformerForCausalLM",
+        "CosformerForConditionalGeneration", "CosformerForMaskedLM", "CosformerForQuestionAnswering",
+        "CosformerForSequenceClassification",
         "CosformerForSequencePairClassification", "CosformerForTokenClassification", "CosformerModel",
         "HorizonError", "PackingCollator", "byte_tokenizer", "sequence_parallel", "shard_batch",
         "token_fields", "train_bpe",

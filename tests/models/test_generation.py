@@ -82,6 +82,18 @@ def test_a_prompt_in_pieces(mechanism, size):
     close(torch.stack(pieces.logits), torch.stack(whole.logits))
 
 
+@pytest.mark.parametrize("pattern", PADDINGS.values(), ids=PADDINGS)
+@pytest.mark.parametrize("mechanism", ["cosformer", "softmax"])
+def test_padding_anywhere_in_a_prompt_in_pieces(mechanism, pattern):
+    """A row may have no real token in the last piece, or be given as embeddings."""
+    net = model(attention=mechanism)
+    ids, mask, _ = padded_batch(pattern)
+    whole = generate(net, ids, attention_mask=mask)
+    assert torch.equal(generate(net, ids, attention_mask=mask, prefill_chunk_size=3), whole)
+    embedded = {"inputs_embeds": net.get_input_embeddings()(ids), "attention_mask": mask}
+    assert torch.equal(generate(net, None, **embedded, prefill_chunk_size=3), whole[:, 12:])
+
+
 @having(recurrent=True, causal=True)
 def test_going_on_from_a_returned_cache(mechanism):
     net = model(attention=mechanism)
@@ -138,6 +150,14 @@ def test_guesses_need_a_cache_that_can_forget(helper):
             for cached in ({}, {"past_key_values": CosformerCache(net.config)}):
                 with pytest.raises(ValueError, match="prompt_lookup_num_tokens and assistant models must be"):
                     generate(net, ids, **guess, **cached)
+
+
+def test_some_of_the_layers_cannot_make_guesses():
+    """transformers would leave the configuration changed where its guess fails."""
+    net, ids = model(attention="softmax"), tokens(1, 7)
+    with pytest.raises(ValueError, match="assistant_early_exit must be left out"):
+        generate(net, ids, assistant_early_exit=1)
+    assert net.config.num_hidden_layers == 2
 
 
 def test_embeddings_in_place_of_tokens():

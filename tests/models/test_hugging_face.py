@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from cosformer.models import (
     CosformerConfig,
+    CosformerEncoderDecoderModel,
     CosformerForCausalLM,
     CosformerForConditionalGeneration,
     CosformerForMaskedLM,
@@ -22,6 +23,7 @@ from tests.models.tiny import build, close, config, tokens
 HEADS = (
     CosformerModel, CosformerForCausalLM, CosformerForMaskedLM, CosformerForSequenceClassification,
     CosformerForTokenClassification, CosformerForQuestionAnswering, CosformerForConditionalGeneration,
+    CosformerEncoderDecoderModel,
 )  # fmt: skip
 EACH = pytest.mark.parametrize("head", HEADS, ids=lambda c: c.__name__)
 
@@ -34,7 +36,7 @@ def saved(tmp_path_factory):
 
 
 def call(net, ids, **options):
-    if isinstance(net, CosformerForConditionalGeneration):
+    if net.config.is_encoder_decoder:
         options["decoder_input_ids"] = ids
     return net(ids, **options)
 
@@ -56,6 +58,18 @@ def test_the_configuration_asks_for_hidden_states(head):
         assert len(found[name]) == 3
         close(found[name], wanted[name])
     assert not any(name in call(net, ids, output_hidden_states=False) for name in names)
+    with pytest.raises(ValueError, match=r"output_hidden_states must be True or False, but got \[0\]"):
+        call(net, ids, output_hidden_states=[0])
+
+
+@EACH
+def test_the_configuration_asks_for_tuples(head):
+    net, ids = build(head, return_dict=False), tokens(1, 4)
+    found, wanted = call(net, ids), call(net, ids, return_dict=True)
+    assert type(found) is tuple
+    assert torch.equal(found[0], wanted.to_tuple()[0])
+    if net.can_generate():
+        assert net.generate(ids, max_new_tokens=3).shape[0] == 1
 
 
 @EACH

@@ -170,9 +170,12 @@ def test_heads_that_a_layer_cannot_serve():
 
 def test_both_sides_of_an_encoder_decoder():
     net = build(CosformerForConditionalGeneration, attention=["cosformer", "softmax"])
-    for side in (net.encoder, net.decoder):
+    for side in (net.get_encoder(), net.get_decoder()):
         assert [layer.attention.attention.name for layer in side.layers] == ["cosformer", "softmax"]
-    assert [layer.cross_attention.attention.name for layer in net.decoder.layers] == ["cosformer", "softmax"]
+    assert [layer.cross_attention.attention.name for layer in net.get_decoder().layers] == [
+        "cosformer",
+        "softmax",
+    ]
     results = [net.generate(tokens(2, 7) * 0 + 5, max_new_tokens=6, use_cache=c) for c in (True, False)]
     assert torch.equal(*results)
 

@@ -19,6 +19,7 @@ from transformers import (
 from cosformer import attention, positions
 from cosformer.models import (
     CosformerConfig,
+    CosformerEncoderDecoderModel,
     CosformerForCausalLM,
     CosformerForConditionalGeneration,
     CosformerForMaskedLM,
@@ -39,6 +40,7 @@ DOORS = {
     CosformerForTokenClassification: AutoModelForTokenClassification,
     CosformerForQuestionAnswering: AutoModelForQuestionAnswering,
     CosformerForConditionalGeneration: AutoModelForSeq2SeqLM,
+    CosformerEncoderDecoderModel: CosformerEncoderDecoderModel,
 }
 
 
@@ -46,12 +48,12 @@ def output(net, ids):
     more = {}
     if isinstance(net, CosformerForSequencePairClassification):
         more = {"pair_input_ids": ids.flip(1)}
-    if isinstance(net, CosformerForConditionalGeneration):
+    if net.config.is_encoder_decoder:
         more = {"decoder_input_ids": ids.flip(1)}
     out = net(ids, **more)
     if isinstance(net, CosformerForQuestionAnswering):
         return torch.stack([out.start_logits, out.end_logits])
-    return out.last_hidden_state if isinstance(net, CosformerModel) else out.logits
+    return out.last_hidden_state if "last_hidden_state" in out else out.logits
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -169,5 +171,7 @@ def test_pickles_are_not_read(tmp_path):
 
 def test_an_encoder_decoder_through_the_wrong_door(tmp_path):
     build(CosformerForConditionalGeneration, torch.float32).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="use CosformerForConditionalGeneration"):
+    with pytest.raises(
+        ValueError, match=r"use CosformerForConditionalGeneration .*, or CosformerEncoderDecoderModel"
+    ):
         AutoModel.from_pretrained(tmp_path)

@@ -143,7 +143,7 @@ def test_a_token_that_fails_leaves_the_cache_as_it_was(mechanism, monkeypatch):
 @torch.no_grad()
 def test_a_decoder_with_a_source():
     net = build(CosformerForConditionalGeneration, position="rotary")
-    source, ids, more = net.encoder(tokens(2, 5)), tokens(2, 9), tokens(2, 3)
+    source, ids, more = net.get_encoder()(tokens(2, 5)), tokens(2, 9), tokens(2, 3)
     caches = [
         net(encoder_outputs=source, decoder_input_ids=ids, use_cache=True).past_key_values for _ in range(2)
     ]

@@ -65,6 +65,17 @@ def test_an_answer_does_not_depend_on_padding(padding):
         net(ids, position_ids=torch.arange(12)[None])
 
 
+def test_an_answer_in_padding_has_no_loss():
+    """As the first column is, where a recipe for other models puts those that have none."""
+    net = build(CosformerForQuestionAnswering)
+    ids, mask, _ = padded_batch(PADDINGS["left"])
+    start, end = torch.tensor([0, 3]), torch.tensor([0, 5])
+    loss = net(ids, attention_mask=mask, start_positions=start, end_positions=end).loss
+    close(loss, net(ids[1:], start_positions=start[1:], end_positions=end[1:]).loss)
+    columns = {"start_positions": start[:, None], "end_positions": end[:, None]}
+    close(loss, net(ids, attention_mask=mask, **columns).loss)
+
+
 def test_both_learn():
     """Which tokens are even; and where the only 2 and the only 3 are."""
     torch.manual_seed(0)

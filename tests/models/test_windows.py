@@ -121,8 +121,8 @@ def test_an_encoder_decoder_has_windows_within_each_text():
     """Cross-attention has none, and its bound."""
     net = build(CosformerForConditionalGeneration, **ALL)
     assert net.config.bounded
-    assert all(layer.cross_attention.attention.windows is None for layer in net.decoder.layers)
-    assert all(layer.attention.attention.windows == (1, 2, 4, 8) for layer in net.decoder.layers)
+    assert all(layer.cross_attention.attention.windows is None for layer in net.get_decoder().layers)
+    assert all(layer.attention.attention.windows == (1, 2, 4, 8) for layer in net.get_decoder().layers)
     ids = tokens(2, 11)
     results = [net.generate(ids, max_new_tokens=10, use_cache=cached) for cached in (True, False)]
     assert torch.equal(*results)

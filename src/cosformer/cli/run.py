@@ -1,8 +1,10 @@
 """`cosformer run`: other people's programs, with the models of this package known to transformers."""
 
 import argparse
+import re
 import runpy
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -13,6 +15,7 @@ from typing import Any
 from cosformer.cli.mistakes import Mistake
 from cosformer.cli.parser import Parser, did_you_mean
 
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 HELP = "start another program with our models registered"
 DESCRIPTION = """Starts a program of another package, a Python file or a module in this process, after `import
 cosformer`: transformers' Auto classes then know the models, and folders need no code of their own. Everything
@@ -23,6 +26,7 @@ EXAMPLES = """examples:
   cosformer run -- transformers serve
   cosformer run -- finetune.py --model my-model     a Python file
   cosformer run -- -m my_package.train              a module
+  cosformer run -- python -c "print('hello')"       what python itself would run
   torchrun --nproc_per_node 2 -m cosformer run -- finetune.py
 """
 
@@ -31,7 +35,7 @@ def arguments(parser: Parser) -> None:
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,
-        help="a command of an installed package, FILE.py, or -m MODULE; then its own arguments",
+        help="a command of an installed package, FILE.py, -m MODULE or -c CODE; then its own arguments",
     )
 
 
@@ -58,6 +62,14 @@ def run(args: Any) -> int:
 def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
     """What runs the program, and sys.argv for it."""
     name, *rest = words
+    if _PYTHON.fullmatch(Path(name).name):  # this one is running already
+        if not rest or not (rest[0] in ("-c", "-m") or rest[0].endswith(".py")):
+            raise Mistake(f"{name} must be followed by -c CODE, -m MODULE or FILE.py, and by no other option")
+        words, (name, *rest) = rest, rest
+    if name == "-c":
+        if not rest:
+            raise Mistake("-c needs Python code")
+        return lambda: _run_code(rest[0]), ["-c", *rest[1:]]
     if name == "-m":
         if not rest:
             raise Mistake("-m needs the name of a module")
@@ -78,6 +90,15 @@ def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
             f"{did_you_mean(name, commands)}"
         )
     return lambda: commands[name].load()(), words
+
+
+def _run_code(text: str) -> None:
+    """As `python -c` does, from a file of its own, which tracebacks then show."""
+    sys.path.insert(0, "")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "code.py"
+        path.write_text(text, encoding="utf-8")
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def _there(module: str) -> bool:

@@ -22,6 +22,7 @@ from cosformer.models.classification import (
 )
 from cosformer.models.conditional import CosformerForConditionalGeneration
 from cosformer.models.config import CosformerConfig
+from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel
 from cosformer.models.horizon import HorizonError
 from cosformer.models.language import CosformerForCausalLM, CosformerForMaskedLM
 from cosformer.models.model import CosformerModel
@@ -33,6 +34,7 @@ from cosformer.models.tokenizers import byte_tokenizer, token_fields, train_bpe
 __all__ = [
     "CosformerCache",
     "CosformerConfig",
+    "CosformerEncoderDecoderModel",
     "CosformerForCausalLM",
     "CosformerForConditionalGeneration",
     "CosformerForMaskedLM",

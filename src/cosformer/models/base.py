@@ -75,6 +75,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
     _no_split_modules: ClassVar[list[str]] = ["CosformerLayer"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
     _is_stateful = True  # so it is by default; an object whose layers keep every key says otherwise
+    earlier_names: ClassVar[dict[str, str]] = {}  # of weights that were saved under another prefix, and now's
     splits_sequences: ClassVar[bool] = True  # whether its losses are right over a sequence group
     _decoding: Any = None  # compiled steps, once generate() has chosen to have them
 
@@ -95,7 +96,12 @@ class CosformerPreTrainedModel(PreTrainedModel):
         config = self.config
         if config.output_attentions if attentions is None else attentions:
             raise ValueError("output_attentions must be left out: the weights are never formed.")
-        return bool(config.output_hidden_states if asked is None else asked)
+        wanted = config.output_hidden_states if asked is None else asked
+        if isinstance(wanted, list | tuple | set):
+            raise ValueError(
+                f"output_hidden_states must be True or False, but got {wanted}: all are returned, or none."
+            )
+        return bool(wanted)
 
     def get_compiled_call(self, compile_config: Any) -> Any:
         """The call itself: a cache brings its compiled steps, which beams use too."""

@@ -136,7 +136,8 @@ class Batch(Generic[R]):
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> None:
         """Reads a token [B] in each row."""
-        self._logits = self.model(tokens[:, None], past_key_values=self._cache).logits[:, -1]
+        output = self.model(tokens[:, None], past_key_values=self._cache, return_dict=True)
+        self._logits = output.logits[:, -1]
 
 
 def ends_of(model: CosformerForCausalLM) -> frozenset[int]:
@@ -208,5 +209,6 @@ def _read(model: CosformerForCausalLM, prompts: list[Tensor], cache: CosformerCa
         mask[i, -len(prompt) :] = True
     ids, mask = ids.to(model.device), mask.to(model.device)
     whole = None if mask.all() else mask
-    found: Tensor = model(ids, attention_mask=whole, past_key_values=cache, logits_to_keep=1).logits[:, -1]
+    read = {"past_key_values": cache, "logits_to_keep": 1, "return_dict": True}
+    found: Tensor = model(ids, attention_mask=whole, **read).logits[:, -1]
     return found

@@ -49,6 +49,7 @@ class _Classifier(CosformerPreTrainedModel):
             use_cache=False,
             output_hidden_states=kwargs.get("output_hidden_states"),
             output_attentions=kwargs.get("output_attentions"),
+            return_dict=True,
         )
         hidden, group = outputs.last_hidden_state, self.model.sequence_group
         if group is not None:

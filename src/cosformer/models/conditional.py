@@ -1,17 +1,17 @@
-"""Encoder-decoder: one text in, another out."""
+"""Encoder-decoder with a head: one text in, another out."""
 
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.modeling_outputs import Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from cosformer.models.base import CosformerPreTrainedModel
-from cosformer.models.cache import CosformerCache, layers_that_decode
+from cosformer.models.cache import CosformerCache
 from cosformer.models.config import CosformerConfig
+from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel, with_both_sides
 from cosformer.models.generation import StatefulGenerationMixin
-from cosformer.models.model import CosformerModel
 from cosformer.models.targets import without
 
 
@@ -22,43 +22,14 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
     the cost of a token then depends neither on the length of the text so far nor on that of the source.
     """
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {
-        "decoder.embed_tokens.weight": "encoder.embed_tokens.weight",
-        "lm_head.weight": "encoder.embed_tokens.weight",
-    }
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+    earlier_names: ClassVar[dict[str, str]] = {"encoder.": "model.encoder.", "decoder.": "model.decoder."}
 
     def __init__(self, config: CosformerConfig):
-        name = type(self).__name__
-        if config.causal is not None:
-            raise ValueError(f"{name} has a side of each kind: causal must be left out of its configuration.")
-        unable = config.lacking("cross")
-        if unable is not None:
-            raise ValueError(f"{name} needs cross-attention, and attention {unable!r} has none.")
-        if not config.is_encoder_decoder:
-            config = config.for_head(name, causal=False, is_encoder_decoder=True)
-            config.causal = None
-        super().__init__(config)
-        self.encoder = CosformerModel(config.for_head(name, causal=False, is_encoder_decoder=False))
-        self.encoder.bounded = True  # the decoder's cross-attention has no windows
-        layers = layers_that_decode(config)
-        decoder = config.for_head(name, causal=True, is_encoder_decoder=False, num_hidden_layers=layers)
-        self.decoder = CosformerModel(decoder, cross_attention=True)
+        super().__init__(with_both_sides(config, type(self).__name__))
+        self.model = CosformerEncoderDecoderModel(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_encoder(self, *args: Any, **kwargs: Any) -> CosformerModel:
-        return self.encoder
-
-    def get_decoder(self, *args: Any, **kwargs: Any) -> CosformerModel:
-        return self.decoder
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.encoder.embed_tokens = value
-        if self.config.tie_word_embeddings:
-            self.decoder.embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -90,17 +61,8 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """
-        Args:
-            input_ids, attention_mask: the source [B, S]; or inputs_embeds in place of input_ids.
-            decoder_input_ids, decoder_attention_mask: the target so far [B, T]; from labels if left out.
-            encoder_outputs: of an earlier call, in place of the source.
-            past_key_values: what came before, the encoder's memory included.
-            labels: [B, T], the target, -100 where no loss is wanted.
-        """
-        for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids"):
-            if kwargs.get(name) is not None:
-                raise ValueError(f"{name} must be left out of an encoder-decoder: pad the batch instead.")
+        """As `CosformerEncoderDecoderModel.forward`; labels [B, T] are the target, -100 where no loss is
+        wanted, and make decoder_input_ids where those are left out."""
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             if labels is None:
                 raise ValueError(
@@ -108,28 +70,20 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     "whole target to learn from."
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        attentions = kwargs.get("output_attentions")
-        output_hidden_states = self.hidden_states_wanted(output_hidden_states, attentions)
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids,
-                attention_mask=attention_mask,
-                inputs_embeds=inputs_embeds,
-                output_hidden_states=output_hidden_states,
-                output_attentions=attentions,
-            )
-        elif not isinstance(encoder_outputs, BaseModelOutput | dict):
-            encoder_outputs = BaseModelOutput(*encoder_outputs)
-        outputs = self.decoder(
-            decoder_input_ids,
-            attention_mask=decoder_attention_mask,
+        positions = ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids")
+        outputs = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
             past_key_values=past_key_values,
-            inputs_embeds=decoder_inputs_embeds,
-            encoder_hidden_states=encoder_outputs["last_hidden_state"],
-            encoder_attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
-            output_attentions=attentions,
+            **{name: kwargs.get(name) for name in (*positions, "output_attentions")},
+            return_dict=True,
         )
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
@@ -146,7 +100,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.hidden_states,
-            encoder_last_hidden_state=encoder_outputs["last_hidden_state"],
-            encoder_hidden_states=encoder_outputs.get("hidden_states"),
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
         )

@@ -1,5 +1,6 @@
 """Generation with a state a layer in place of keys and values."""
 
+import copy
 import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -59,12 +60,7 @@ class StatefulGenerationMixin(GenerationMixin):
             mask = model_kwargs.get(f"{self._prefix}attention_mask")
             # A mask of ones alone is gone by now, and its length is kept.
             length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
-            if length is not None and length <= given.get_seq_length():
-                raise ValueError(
-                    f"the prompt has {length} tokens, but past_key_values has read {given.get_seq_length()} "
-                    "already: give the whole text, with at least one token more, or restore() an earlier "
-                    "snapshot()."
-                )
+            _refuse_what_was_read(given, length)
             given._is_user_defined = True
             self._compile_steps(given, generation_config, model_kwargs)
             return
@@ -83,8 +79,36 @@ class StatefulGenerationMixin(GenerationMixin):
         if captured and cache.decoding is None:
             model_kwargs["past_key_values"] = CosformerCache(config)
 
-    def _validate_generation_mode(self, generation_mode: Any, *args: Any, **kwargs: Any) -> None:
+    def _prefill(
+        self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **more: Any
+    ) -> Any:
+        """As usual, where transformers gets it right.
+
+        The target of an encoder-decoder is not read twice: how much of it is in a cache is known by its mask
+        alone, and it may have none. And a prompt is cut by `prefill_chunk_size` only where its last token is
+        in the last chunk, and its mask is that of the prompt.
+        """
+        whole, mask = self.config.is_encoder_decoder, model_kwargs.get(f"{self._prefix}attention_mask")
+        cache = model_kwargs.get("past_key_values")
+        if whole and mask is None and cache is not None and cache.get_seq_length():
+            _refuse_what_was_read(cache, input_ids.shape[1])
+            model_kwargs["decoder_attention_mask"] = torch.ones_like(input_ids)
+        if generation_config.prefill_chunk_size is not None:
+            whole = whole or model_kwargs.get("inputs_embeds") is not None
+            if whole or (mask is not None and not mask[:, -1].all()):
+                generation_config = copy.copy(generation_config)
+                generation_config.prefill_chunk_size = None
+        return super()._prefill(input_ids, generation_config, model_kwargs, *args, **more)
+
+    def _validate_generation_mode(
+        self, generation_mode: Any, generation_config: Any, *args: Any, **kwargs: Any
+    ) -> None:
         config = self.config
+        if generation_config.assistant_early_exit is not None:
+            raise ValueError(
+                "assistant_early_exit must be left out: all layers are computed, or none. Give a smaller "
+                "model as assistant_model."
+            )
         if generation_mode == GenerationMode.ASSISTED_GENERATION and self._is_stateful:
             what = "a convolution"
             if config.conv_size is None:
@@ -93,7 +117,7 @@ class StatefulGenerationMixin(GenerationMixin):
                 "prompt_lookup_num_tokens and assistant models must be left out: they take guesses back, and "
                 f"the state of {what}, of constant size, cannot forget tokens."
             )
-        super()._validate_generation_mode(generation_mode, *args, **kwargs)
+        super()._validate_generation_mode(generation_mode, generation_config, *args, **kwargs)
 
     def _can_capture(self, generation_config: Any, generation_mode: Any) -> bool:
         """Whether steps are captured without being asked to: on CUDA, where no state grows and nothing but
@@ -201,4 +225,14 @@ class StatefulGenerationMixin(GenerationMixin):
         raise ValueError(
             "generate_batch pages keys and values, which these models do not have: pad the prompts on the "
             "left and call generate(), or use cosformer.models.batching.generate_many, which hands places on."
+        )
+
+
+def _refuse_what_was_read(cache: CosformerCache, length: int | None) -> None:
+    """Raises where a text of this length, if that is known, has nothing that a cache has not read."""
+    if length is not None and length <= cache.get_seq_length():
+        raise ValueError(
+            f"the prompt has {length} tokens, but past_key_values has read {cache.get_seq_length()} "
+            "already: give the whole text, with at least one token more, or restore() an earlier "
+            "snapshot()."
         )

@@ -118,6 +118,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
+            return_dict=True,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         documents = (attention_mask, position_ids, cu_seqlens)
@@ -170,6 +171,7 @@ class CosformerForMaskedLM(_LanguageModel):
             cu_seqlens=cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q"),
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
+            return_dict=True,
         )
         if kwargs.get("shift_labels") is not None:
             raise ValueError(

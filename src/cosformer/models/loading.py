@@ -5,7 +5,7 @@ scoring, training on, measuring.
 model is what was saved, to the last tensor, or it is refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Fills a model from one file, with every tensor it has and no other; what does not fit is refused before
     anything is changed."""
     with _opened(path) as file:
-        compare(model, _stored(file), path)
-        own = model.state_dict()
+        stored = _stored(file)
+        compare(model, stored, path)
+        own, now = model.state_dict(), _names_now(model, stored)
         with torch.no_grad():
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                own[name].copy_(placed(finite(name, file.get_tensor(name), path), own[name]))
+            for name in stored:
+                into = own[now[name]]
+                into.copy_(placed(finite(name, file.get_tensor(name), path), into))
 
 
 def placed(x: Tensor, own: Tensor) -> Tensor:
@@ -79,6 +81,7 @@ def compare(model: nn.Module, stored: Stored, where: object, body: str = "") -> 
     """Raises unless a file has the tensors of a model, by name, shape and kind. Where `body` is the prefix of
     a part of the model, only that has to be there; returns what is not, and will have to be drawn."""
     own = model.state_dict(keep_vars=True)
+    stored = {name: stored[then] for then, name in _names_now(model, stored).items()}
     if body and not any(name.startswith(body) for name in stored):  # saved without a head
         stored = {body + name: entry for name, entry in stored.items()}
     kept = {id(own[name]) for name in stored if name in own}
@@ -104,6 +107,20 @@ def compare(model: nn.Module, stored: Stored, where: object, body: str = "") -> 
                 f"numbers ({', '.join(_TYPES.values())}) are wanted."
             )
     return missing
+
+
+def _names_now(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
+    """The name in the model of each tensor of a file, which may have been saved by an earlier version. Where
+    a file has one under both names, the earlier stays, as one that the model has not."""
+    taken = set(stored)
+    found = {name: name for name in stored}
+    earlier: dict[str, str] = getattr(model, "earlier_names", {})
+    for prefix, new in earlier.items():
+        for name in taken:
+            now = new + name.removeprefix(prefix)
+            if name.startswith(prefix) and now not in taken:
+                found[name] = now
+    return found
 
 
 def finite(name: str, x: Tensor, where: object) -> Tensor:

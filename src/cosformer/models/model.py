@@ -40,7 +40,7 @@ class CosformerModel(CosformerPreTrainedModel):
         if config.is_encoder_decoder:
             raise ValueError(
                 "this configuration is of an encoder-decoder: use CosformerForConditionalGeneration "
-                "(AutoModelForSeq2SeqLM), which holds one of these models on each side."
+                "(AutoModelForSeq2SeqLM), or CosformerEncoderDecoderModel, which has no head."
             )
         super().__init__(config.for_head(type(self).__name__, causal=None))
         config = self.config

@@ -66,6 +66,7 @@ def read_in_pieces(
                 past_key_values=cache,
                 use_cache=True,
                 only_state=stop < length,
+                return_dict=True,
             )
     except BaseException:
         cache.restore(kept)

@@ -57,6 +57,7 @@ class CosformerForTokenClassification(_Tagger):
             use_cache=False,
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
+            return_dict=True,
         )
         logits, loss = self.score(self.dropout(outputs.last_hidden_state)), None
         if labels is not None:
@@ -89,7 +90,7 @@ class CosformerForQuestionAnswering(_Tagger):
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         """start_positions and end_positions [B] are columns of each row, the first and the last of its
-        answer; one that lies outside has no loss."""
+        answer; one that lies outside, or in padding, has no loss."""
         refuse_packing(self, kwargs)
         outputs = self.model(
             input_ids,
@@ -98,6 +99,7 @@ class CosformerForQuestionAnswering(_Tagger):
             use_cache=False,
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
+            return_dict=True,
         )
         scores = self.qa_outputs(self.dropout(outputs.last_hidden_state))  # (B, T, 2)
         if attention_mask is not None:
@@ -105,7 +107,17 @@ class CosformerForQuestionAnswering(_Tagger):
         start, end = (x.contiguous() for x in scores.unbind(-1))
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start, end, start_positions, end_positions)
+            targets = (_in_text(x, attention_mask, start.shape[1]) for x in (start_positions, end_positions))
+            loss = self.loss_function(start, end, *targets)
         return QuestionAnsweringModelOutput(
             loss=loss, start_logits=start, end_logits=end, hidden_states=outputs.hidden_states
         )
+
+
+def _in_text(columns: Tensor, mask: Tensor | None, length: int) -> Tensor:
+    """Columns [B] (or [B, 1]) as they are, or the one behind the last where there is padding."""
+    if mask is None:
+        return columns
+    columns = columns.reshape(-1)
+    real = mask.gather(1, columns.clamp(0, length - 1)[:, None])[:, 0] != 0
+    return columns.where(real, length)

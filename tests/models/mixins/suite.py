@@ -15,7 +15,7 @@ from tests.models.mixins.fetch import FOLDER, VERSION, WHY_NOT
 PACKAGE = "transformers_tests"
 # By these tables its tests know what the heads of a model are; only their own modules see our additions.
 NAMES = {
-    "MODEL_MAPPING_NAMES": "CosformerModel",
+    "MODEL_MAPPING_NAMES": ("CosformerModel", "CosformerEncoderDecoderModel"),
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "CosformerForCausalLM",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "CosformerForMaskedLM",
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": "CosformerForSequenceClassification",
