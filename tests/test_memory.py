@@ -10,7 +10,7 @@ import torch
 from cosformer import memory, tasks
 from cosformer.cli import main
 from cosformer.models import CosformerConfig, CosformerForCausalLM, loading
-from cosformer.training import Run
+from cosformer.training import Run, model
 
 
 def test_the_limit_is_the_smallest_there_is(monkeypatch):
@@ -112,6 +112,27 @@ def test_a_command_line_that_does_not_fit(words, says, tmp_path, monkeypatch, ca
     assert says in said.lower()
     assert len(said.strip().splitlines()) == 1, said
     assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("shard", "size", "local", "models"),
+    [(False, 1, 1, 4), (False, 2, 2, 8), (True, 2, 2, 4), (True, 8, 2, 2), (False, 8, 2, 8)],
+    ids=["alone", "replicas", "shards", "shards on machines", "replicas on machines"],
+)
+def test_processes_of_a_machine_that_do_not_fit_together(monkeypatch, shard, size, local, models):
+    """Weights, gradients and two moments: of all processes here, or their shards of them; each process builds
+    the whole model first."""
+    task = tasks.build("mqar", length=32, pairs=2)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    run = Run("mqar", steps=1, batch=8, learning_rate=1e-3, model=sizes, shard=shard, eval_batch=1)
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    one = memory.of_model(model.build(run, task))
+    monkeypatch.setattr(memory, "limit", lambda: models * one)
+    model.refuse_what_does_not_fit(run, task)
+    monkeypatch.setattr(memory, "limit", lambda: models * one - 1)
+    with pytest.raises(ValueError, match="training this model takes"):
+        model.refuse_what_does_not_fit(run, task)
 
 
 def test_rows_that_do_not_fit():

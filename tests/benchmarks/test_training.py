@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compiled, enwik8_plan, learning, recall, training
+from benchmarks import compiled, enwik8_plan, learning, one_rank, recall, training
 from cosformer import tasks
 from cosformer.report.render import markdown
 from cosformer.report.sections.learning import learned as learned_
 from cosformer.report.sections.training import training_document
 from cosformer.tasks.metrics import Accuracy, BitsPerCharacter
 from cosformer.training import Run, files, recipes
+from cosformer.training.loop import Loop
 from tests.tasks import tiny
 from tests.training.conftest import _toy  # noqa: F401 (a fixture)
 from tests.training.toy import recall as tiny_recall
@@ -51,6 +52,29 @@ def test_compiled_training_is_measured_beside_eager(monkeypatch):
     monkeypatch.setattr(compiled, "NEAR", 0.0)
     with pytest.raises(RuntimeError, match="the losses of the first 20 steps differ"):
         compiled.compared(run)
+
+
+def test_one_process_of_a_launcher_is_measured_beside_none(monkeypatch):
+    ways = []
+    monkeypatch.setattr(one_rank, "bare", lambda run, seconds: 100.0)
+    base = Loop.backward
+
+    def looked(self, parts):
+        ways.append((type(self.model).__name__, self.mesh.alone))
+        return base(self, parts)
+
+    monkeypatch.setattr(Loop, "backward", looked)
+    found = one_rank.measure(tiny_recall(workers=0, steps=12), rounds=1, seconds=0.0)
+    assert dict.fromkeys(ways) == dict.fromkeys(
+        [
+            ("CosformerForCausalLM", True),
+            ("DistributedDataParallel", False),
+            ("FSDPCosformerForCausalLM", False),
+        ]
+    )
+    assert found["share_of_bare"] == found["tokens_per_s"]["alone"] / 100
+    assert set(found["share_of_alone"]) == {"DDP", "FSDP2"}
+    assert not torch.distributed.is_initialized()
 
 
 def test_the_sweep_counts_states_and_renders_records(tmp_path):

@@ -24,10 +24,12 @@ from cosformer import peers
 from cosformer.tasks import register
 from cosformer.training import train
 from cosformer.training.loop import Loop
+from cosformer.training.mesh import Mesh
 from tests.training.crash import die
 from tests.training.toy import Toy, recall, toy
 
-STILL = {"model": {"dropout": 0.0}, "steps": 6, "workers": 0}
+STEPS, KILLED = 20, 13
+STILL = {"model": {"dropout": 0.0}, "steps": STEPS, "workers": 0}
 RUNS = {
     "classification": toy(**STILL),
     "language": recall(**STILL, save_every=2),
@@ -37,23 +39,28 @@ RUNS = {
         **STILL | {"model": {"dropout": 0.0, "num_hidden_layers": 2, "tie_word_embeddings": True}},
         save_every=2, shard=True, gradient_checkpointing=True, eval_batch=5,
     ),
-    "sharded bf16": toy(**STILL, shard=True, precision="bf16"),
+    "sharded bf16": toy(**STILL | {"steps": 6}, shard=True, precision="bf16"),
     "sharded, compiled": recall(
         **STILL | {"model": {"dropout": 0.0, "num_hidden_layers": 2}}, shard=True, compile=True,
         compile_backend="aot_eager",
     ),
     # Both processes compute the same samples, each a half of every text.
     "split": recall(
-        **STILL | {"model": {"dropout": 0.0, "conv_size": 3, "num_hidden_layers": 2, "position": "rotary"}},
-        attention=["cosformer", "softmax"], sequence_parallel=2,
+        **STILL | {"model": {"dropout": 0.0, "conv_size": 3, "num_hidden_layers": 3, "position": "rotary",
+                             "attention_parameters": [{}, {}, {"windows": [3, None]}]}},
+        attention=["cosformer", "softmax", "cosformer"], sequence_parallel=2,
     ),
-    "split classification": toy(**STILL, sequence_parallel=2, shard=True),
+    "split classification": toy(
+        **STILL | {"model": {"dropout": 0.0, "attention_parameters": {"windows": [3, None]}}},
+        sequence_parallel=2, shard=True,
+    ),
 }  # fmt: skip
 
 
 def group(size, folder, run, **happens):
     """A run in so many processes; how each ended, and what it said. `happens`: a function of its Loop for
-    each rank that something happens to, called before every update."""
+    each rank that something happens to, called before every update; or, as `early_1`, one that is called
+    before the processes have met."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -69,6 +76,7 @@ def group(size, folder, run, **happens):
                     MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
                 )  # fmt: skip
                 try:
+                    happens.get(f"early_{rank}", dict)()
                     prepare(folder, rank, happens.get(f"rank_{rank}"))
                     own = run(rank) if callable(run) else run
                     train(own, folder, progress=False, results=folder / "results.jsonl")
@@ -98,19 +106,24 @@ def prepare(folder, rank, happens):
 
 
 def killed(loop):
-    if loop.status.step == 5:
+    if loop.status.step == KILLED:
         die()
 
 
+def killed_when_met():
+    """Known to the others, but not yet to gloo."""
+    Mesh.__init__ = lambda *args: die()
+
+
 def fails(loop):
-    if loop.status.step == 5:
+    if loop.status.step == KILLED:
         raise OSError("the disk is on fire")
 
 
 def waits(loop):
     """As in a collective that nothing ends, until its time is over."""
     peers.GRACE = 0.5
-    if loop.status.step == 5:
+    if loop.status.step == KILLED:
         time.sleep(60)
 
 
@@ -129,7 +142,8 @@ def main():
     for name, run in RUNS.items():
         ends[name] = group(2, base / name, run)
     ends["split on 4"] = group(4, base / "split on 4", RUNS["split"].replace(shard=True))
-    ends["split on 3"] = group(3, base / "split on 3", RUNS["split"])
+    ends["split on 3"] = group(3, base / "split on 3", RUNS["split"].replace(sequence_parallel=3))
+    ends["no groups of 2"] = group(3, base / "no groups of 2", RUNS["split"])
     # How four sum their gradients depends on where these lie in what is sent; of two it cannot.
     ends["language on 4"] = group(4, base / "language on 4", RUNS["language"])
     for name, processes in (("language", 4), ("sharded", 2)):
@@ -141,6 +155,14 @@ def main():
     language = RUNS["language"]
     ends["fails"] = group(3, base / "fails", language.replace(accumulation=1, batch=6), rank_1=fails)
     ends["waits"] = group(2, base / "waits", language, rank_0=waits, rank_1=killed)
+    os.environ["COSFORMER_WAIT_S"], peers.GRACE = "3", 1.0
+    for rank in (0, 1):
+        ends[f"rank {rank} never comes"] = group(
+            4, base / f"never {rank}", language, **{f"early_{rank}": die}
+        )
+        ends[f"rank {rank}, met"] = group(
+            4, base / f"met {rank}", language, **{f"early_{rank}": killed_when_met}
+        )
     ends["three"] = group(3, base / "three", language)
     ends["another"] = group(2, base / "another", lambda rank: language.replace(log_every=5 + rank))
     (base / "ends.json").write_text(json.dumps(ends))

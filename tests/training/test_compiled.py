@@ -29,6 +29,7 @@ MODELS = {
     "classification, masks": (toy, {}, {"position": "learned"} | WINDOWS, 1),
     "classification, softmax, masks": (toy, {"attention": "softmax"}, {"pre_norm": False}, 1),
 }  # fmt: skip
+DEAR = ("convolution", "windows of each layer", "classification, softmax, masks")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,9 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.thorough) if n in DEAR else n for n in MODELS]
+)
 def test_each_kind_of_layer_is_compiled_once(tmp_path, name):
     """In a run with two parts of an update, evaluations between, and short batches at their end."""
     make, changes, model, kinds = MODELS[name]

@@ -147,7 +147,11 @@ def test_a_checkpoint_of_the_trainer_before_is_resumed(stopped, run_folder, tmp_
         states.save(folder / "optimizer.safetensors", tensors, values)
         files.write_json(folder / "trainer_state.json", {"global_step": 8, "train_batch_size": 4})
 
-    checkpoint.amend(run_folder / "checkpoint-8", as_before)
+    aside = checkpoint.aside(run_folder, 8)
+    (run_folder / "checkpoint-8").rename(aside)
+    (aside / checkpoint.MANIFEST).unlink()
+    as_before(aside)
+    checkpoint.finish(aside)
     train(toy(workers=0), run_folder, progress=False, results=tmp_path / "results.jsonl")
     same(run_folder, stopped / "whole")
 

@@ -119,7 +119,7 @@ def test_ctrl_c_in_an_evaluation_stops_it_and_it_is_made_later(whole, tmp_path, 
 
 
 def test_scores_that_a_crash_kept_from_their_checkpoint_are_forgotten(tmp_path):
-    log = Log(tmp_path, tensorboard=False)
+    log = Log(tmp_path)
     for line in ({"loss": 1.0}, {"event": "valid"}):
         log.write(6, **line)
     log.rewind(6)

@@ -157,7 +157,6 @@ def test_a_log_is_rewound_to_a_step(tmp_path):
     with log.path.open("a") as file:
         file.write('{"step": 6, "lo')
     again = Log(tmp_path)
-    assert again.last() == 5
     again.rewind(3)
     again.write(4, loss=0.5)
     assert [(line["step"], line["loss"]) for line in files.lines(log.path)] == [
@@ -186,10 +185,11 @@ def test_tensorboard_where_it_is_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "tensorboard")
     log = Log(tmp_path)
+    log.rewind(2)
     log.write(3, loss=0.5)
     log.write(3, event="valid", accuracy=0.25)
     assert written == [
-        (str(tmp_path / "tensorboard"), 1), ("train/loss", 0.5, 3), ("valid/accuracy", 0.25, 3)
+        (str(tmp_path / "tensorboard"), 3), ("train/loss", 0.5, 3), ("valid/accuracy", 0.25, 3)
     ]  # fmt: skip
 
 

@@ -37,26 +37,14 @@ def aside(folder: Path, step: int) -> Path:
     return folder / f"{_ASIDE}{name(step)}"
 
 
-def begin(path: Path) -> None:
-    """Makes that place an empty folder."""
-    if path.exists():
-        shutil.rmtree(path)
-    path.mkdir(parents=True)
-
-
 def finish(path: Path) -> Path:
     """Makes what was written aside a checkpoint; where it lies now."""
     entries = {}
-    for file in sorted(path.rglob("*")):
-        if file.is_file():
-            flush(file)
-            entries[file.relative_to(path).as_posix()] = {
-                "bytes": file.stat().st_size,
-                "sha256": _digest(file),
-            }
     for inner in sorted(path.rglob("*")):
-        if inner.is_dir():
-            flush(inner)
+        flush(inner)
+        if inner.is_file():
+            entry = {"bytes": inner.stat().st_size, "sha256": _digest(inner)}
+            entries[inner.relative_to(path).as_posix()] = entry
     manifest = path / MANIFEST
     manifest.write_text(json.dumps({"files": entries}, indent=1) + "\n", encoding="utf-8")
     flush(manifest)
@@ -103,16 +91,6 @@ def newest(folder: Path) -> Path | None:
         then = "the one before it is tried" if found else "there is none before it"
         _logger.warning("%s is damaged (%s) and is left out; %s.", path, wrong, then)
     return None
-
-
-def amend(path: Path, change: Callable[[Path], None]) -> None:
-    """Changes what is in a checkpoint, by a function of the folder: all of it is written again."""
-    copy = path.with_name(f"{_ASIDE}{path.name}")
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(path, copy)
-    (copy / MANIFEST).unlink()
-    change(copy)
-    finish(copy)
 
 
 def discard(path: Path) -> None:

@@ -16,14 +16,13 @@ class Clock:
     """Runs while a stretch trains: not in its first steps, in evaluations or while a checkpoint is written.
 
     Attributes:
-        tokens: those trained on while it ran.
+        tokens: those trained on while it ran, and not noted yet.
     """
 
     def __init__(self, device: torch.device):
         self.device = device
         self.tokens = 0
         self._spent = 0.0
-        self._noted = (0, 0.0)
         self._since: float | None = None
         self._began = self._stretch = time.monotonic()
         if device.type == "cuda":
@@ -53,18 +52,14 @@ class Clock:
     def seconds(self) -> float:
         return self._spent + (0.0 if self._since is None else self._now() - self._since)
 
-    def tokens_per_s(self) -> float | None:
-        """None before it has run."""
+    def timed(self, status: Status) -> tuple[int, float]:
+        """Tokens and seconds that count for a run's throughput, of all its stretches so far."""
         seconds = self.seconds()
-        return self.tokens / seconds if seconds > 0 and self.tokens else None
+        return status.timed_tokens + (self.tokens if seconds else 0), status.timed_s + seconds
 
     def seconds_left(self, done: int, left: int) -> float:
         """Of a stretch that has made some steps, evaluations and checkpoints included."""
         return (time.monotonic() - self._stretch) / done * left
-
-    def seconds_of(self, status: Status) -> float:
-        """That count for a run's throughput, of all its stretches so far."""
-        return status.timed_s + self.seconds() - self._noted[1]
 
     def note(self, status: Status) -> None:
         """Adds what has passed since the last note to a run's figures. To be called while paused."""
@@ -72,10 +67,8 @@ class Clock:
         status.wall_s += now - self._began
         self._began = now
         if self._spent:  # it has run
-            tokens, spent = self._noted
-            status.timed_tokens += self.tokens - tokens
-            status.timed_s += self._spent - spent
-            self._noted = self.tokens, self._spent
+            status.timed_tokens, status.timed_s = self.timed(status)
+            self.tokens, self._spent = 0, 0.0
 
     def _now(self) -> float:
         if self.device.type == "cuda":

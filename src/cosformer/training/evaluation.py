@@ -24,7 +24,7 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 def score(
     model: Any, task: Task, source: Any, *, batch: int, precision: str, mesh: Mesh,
-    watch: Callable[[float], None] | None = None,
+    watch: Callable[[float], None],
 ) -> dict[str, float]:  # fmt: skip
     """The metric over all samples of a source.
 
@@ -40,10 +40,11 @@ def score(
     # Where processes share the weights, all have to call the model equally often.
     lacking = -(-stretch // batch) - -(-len(own) // batch)
     batches = chain(batches, source.evaluation(range(lacking), 1))
-    if watch is not None:
-        batches = _watched(batches, batch / max(len(own), 1), watch)
-    rows = statistics(model, task, batches, precision=precision, device=mesh.device)[: len(own)]
-    if mesh.size > 1:
+    share = batch / max(len(own), 1)
+    rows = statistics(
+        model, task, batches, precision=precision, device=mesh.device, watch=lambda done: watch(done * share)
+    )[: len(own)]  # fmt: skip
+    if not mesh.alone:
         rows = _gathered(rows, stretch, mesh)[: len(source)]
     if len(rows) != len(source):
         raise RuntimeError(f"{len(rows)} of {len(source)} samples were scored: the task's metric lost some.")
@@ -51,9 +52,11 @@ def score(
 
 
 def statistics(
-    model: Any, task: Task, batches: Iterable[dict[str, Tensor]], *, precision: str, device: torch.device
-) -> Tensor:
-    """What the metric keeps of each sample, float64 [samples, k]: a score, or its error, is made of these."""
+    model: Any, task: Task, batches: Iterable[dict[str, Tensor]], *, precision: str, device: torch.device,
+    watch: Callable[[int], None] = lambda done: None,
+) -> Tensor:  # fmt: skip
+    """What the metric keeps of each sample, float64 [samples, k]: a score, or its error, is made of these.
+    `watch` is called with the number of batches before each."""
     extra = {"use_cache": False} if task.head == "causal_lm" else {}  # a state that nobody would read
     # A decoder reads its target, behind the start token; the others would only compute a loss.
     hidden = () if task.head == "conditional_generation" else ("labels",)
@@ -64,16 +67,11 @@ def statistics(
         torch.no_grad(),
         autocast(precision, device),
     ):
-        for batch in batches:
+        for number, batch in enumerate(batches):
+            watch(number)
             inputs = {name: x for name, x in batch.items() if name not in hidden}
             found.append(task.metric.rows(model(**inputs, **extra).logits.float(), batch))
     return torch.cat(found) if found else torch.empty(0, 0, dtype=torch.float64, device=device)
-
-
-def _watched(batches: Iterable[Any], share: float, watch: Callable[[float], None]) -> Iterator[Any]:
-    for number, batch in enumerate(batches):
-        watch(number * share)
-        yield batch
 
 
 def _gathered(rows: Tensor, stretch: int, mesh: Mesh) -> Tensor:

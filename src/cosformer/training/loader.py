@@ -63,7 +63,7 @@ class Collated:
     def _batches(self, choose: Callable[[int], list[Key]], numbers: range) -> Iterator[Batch]:
         loader = DataLoader(
             Keyed(self.dataset),
-            batch_sampler=_Chosen(choose, numbers),
+            batch_sampler=map(choose, numbers),
             collate_fn=self.task.collate,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
@@ -86,13 +86,3 @@ def _bind(parent: int, worker: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-class _Chosen:
-    """Keys of each batch, in turn."""
-
-    def __init__(self, choose: Callable[[int], list[Key]], numbers: range):
-        self.choose, self.numbers = choose, numbers
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return (self.choose(number) for number in self.numbers)

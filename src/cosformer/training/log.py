@@ -17,18 +17,10 @@ class Log:
     writes.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = True, writes: bool = True):
+    def __init__(self, folder: Path, *, writes: bool = True):
         self.path, self.writes = folder / "log.jsonl", writes
         self._file: Any = None
         self._board: Any = None
-        if tensorboard and writes and importlib.util.find_spec("tensorboard") is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=self.last() + 1)
-
-    def last(self) -> int:
-        """The last step there is a line about."""
-        return max((line["step"] for line in self._lines()), default=0)
 
     def _lines(self) -> list[dict[str, Any]]:
         """All that was written, each line about a step."""
@@ -51,6 +43,10 @@ class Log:
         ]
         self.close()
         write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        if importlib.util.find_spec("tensorboard") is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(self.path.with_name("tensorboard")), purge_step=step + 1)
 
     def write(self, step: int, **values: Any) -> None:
         if not self.writes:

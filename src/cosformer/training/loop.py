@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from cosformer import drawn
 from cosformer.models.loading import load_weights
@@ -58,7 +59,7 @@ class Loop:
 
     def train(self) -> None:
         """Update by update to the end of the run, or until it is asked to stop."""
-        run, status, alone = self.run, self.status, self.mesh.size == 1
+        run, status, alone = self.run, self.status, self.mesh.alone
         parts = run.accumulation
         batches = self.sources["train"].training(self.order, status.step * parts, run.steps * parts)
         self.net.train()
@@ -99,9 +100,18 @@ class Loop:
     def backward(self, parts: Sequence[Batch]) -> tuple[Tensor, Tensor]:
         """The gradient of an update; its loss, and the real tokens in it."""
         items, tokens = self.objective.count(parts)
+        if isinstance(self.model, DistributedDataParallel) and self.status.step == self.first_step:
+            # After its first backward DDP groups gradients anew, by the order they came in. Made before the
+            # first update, a run that is resumed sums them as one that is not.
+            with torch.random.fork_rng([self.mesh.device] if self.mesh.device.type == "cuda" else []):
+                self.objective.loss(self.model, parts[0], items).backward()
+            self.optimizer.zero_grad()
         total = torch.zeros((), device=self.mesh.device)
+        # Replicas exchange gradients with the last part. Shards do so with each: what they would keep until
+        # then is as large as all weights.
+        without = getattr(self.model, "no_sync", nullcontext)
         for number, part in enumerate(parts, 1):
-            with nullcontext() if number == len(parts) else parallel.unsynchronised(self.model):
+            with nullcontext() if number == len(parts) else without():
                 loss = self.objective.loss(self.model, part, items)
                 loss.backward()
             total += loss.detach()
@@ -130,7 +140,7 @@ class Loop:
 
     def _asked_to_stop(self) -> bool:
         """Whether any process was: all have to leave the loop after the same step."""
-        if self.mesh.size == 1:
+        if self.mesh.alone:
             return self.interrupt.asked  # without making the device wait
         return bool(self.mesh.sum(torch.tensor(float(self.interrupt.asked), device=self.mesh.device)))
 
@@ -151,12 +161,12 @@ class Loop:
                 grad_norm=taken.grad_norm, learning_rate=taken.learning_rate,
             )  # fmt: skip
         if show:
-            speed = self.clock.tokens_per_s()
-            if speed is not None:
-                self._latest["tokens_per_s"] = speed
+            tokens, seconds = self.clock.timed(self.status)
+            if tokens:
+                self._latest["tokens_per_s"] = tokens / seconds
                 self.log.write(
-                    self.status.step, event="speed", tokens_per_s=speed, tokens=self.status.tokens,
-                    seconds=self.clock.seconds_of(self.status),
+                    self.status.step, event="speed", tokens_per_s=tokens / seconds, tokens=self.status.tokens,
+                    seconds=seconds,
                 )  # fmt: skip
             self._show()
 
@@ -182,7 +192,7 @@ class Loop:
 
         def watch(share: float) -> None:
             # Of several processes none may leave alone: the others would wait for it.
-            if self.interrupt.asked and self.mesh.size == 1:
+            if self.interrupt.asked and self.mesh.alone:
                 raise Stopped
             self._show(evaluating=f"{split} {share:.0%}")
 
@@ -200,7 +210,8 @@ class Loop:
             self.log.flush()
             path = checkpoint.aside(self.folder, self.status.step)
             if main:
-                checkpoint.begin(path)
+                checkpoint.sweep(self.folder)
+                path.mkdir(parents=True)
             self.mesh.wait()
             states.save_random(path / _random(self.mesh.rank), self.mesh.device)
             states.save_weights(path, self.net, writes=main)
@@ -218,7 +229,7 @@ class Loop:
 
     def resume(self, start: Path) -> None:
         """Goes on from a checkpoint, whose weights the model has; makes the evaluation that was stopped
-        before it was left, and notes that there."""
+        before it was left, and writes the checkpoint again."""
         states.load_optimizer(start / _OPTIMIZER, self.optimizer)
         random = start / _random(self.mesh.rank)
         if random.is_file():  # else there were fewer processes: the others go on from the run's seed
@@ -226,10 +237,7 @@ class Loop:
         if self.status.unscored:
             self.evaluate()
             self.status.unscored = False
-            if self.mesh.is_main:
-                checkpoint.amend(start, self.status.write)
-                checkpoint.prune(self.folder, self.run.keep, best_of)
-            self.mesh.wait()
+            self.save()
 
     def test(self) -> dict[str, float]:
         """Of the weights that were best on the validation split."""

@@ -25,7 +25,7 @@ from cosformer.training.loader import Collated
 from cosformer.training.log import Log
 from cosformer.training.loop import WEIGHTS, Loop
 from cosformer.training.mesh import Mesh
-from cosformer.training.progress import Bar, Progress, chosen
+from cosformer.training.progress import Bar, Progress
 from cosformer.training.resident import LIMIT, Resident, TooLarge, is_static
 from cosformer.training.run import Run
 from cosformer.training.status import Status, best
@@ -66,10 +66,9 @@ def train(
             _recorded(finished, results)
         return finished
     # Nothing is changed before the folder is held.
-    with locked(path, "trains") if first else nullcontext():
+    with locked(path, "trains") if first else nullcontext(), Peers():
         mesh = Mesh(device_of(run), run.sequence_parallel)
-        with Peers(mesh.rank, mesh.size, mesh.sum, mesh.device):
-            return _train(run, path, mesh, commit, resume=resume, progress=progress, results=results)
+        return _train(run, path, mesh, commit, resume=resume, progress=progress, results=results)
 
 
 def _train(
@@ -92,7 +91,10 @@ def _train(
     log.rewind(status.step, unscored=status.unscored)
     if start is not None:
         log.write(status.step, event="resumed")
-    shown = chosen(progress if mesh.is_main else False, f"{run.task} · {run.mechanism}")
+    if not mesh.is_main or progress is False:
+        shown: Progress = lambda event: None  # noqa: E731
+    else:
+        shown = Bar(f"{run.task} · {run.mechanism}") if progress is True else progress
     with Interrupt() as interrupt, _left_tidy(path, log, shown):
         set_seed(run.seed)
         torch.manual_seed(run.seed * 1_000_003 + mesh.rank)  # each process has its own dropout
@@ -125,7 +127,7 @@ def _train(
         log.close()
         if mesh.is_main:
             files.write_json(path / folders.RECORD, made)
-            record.append(made, results)
+            files.append_once(results, made, "id")
     shown({"step": status.step, "steps": run.steps, "done": True, **test})
     mesh.wait()
     return made
@@ -150,7 +152,7 @@ def _recorded(made: dict[str, Any], results: Path) -> None:
     if record_file.holds(results, made, "id"):
         return
     try:
-        record.append(made, results)
+        files.append_once(results, made, "id")
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise

@@ -4,8 +4,8 @@ together. The rest of training asks here, and nobody else, how a run is spread."
 import hashlib
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs  # type: ignore[import-untyped]
-from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.state import AcceleratorState, DistributedType  # type: ignore[import-untyped]
 from torch import Tensor
 
 from cosformer.distributed import SequenceGroup, sequence_group, sequence_mesh
@@ -17,6 +17,7 @@ class Mesh:
 
     Attributes:
         rank, size: of this process, and how many there are.
+        alone: whether it was started by itself; a launcher may have started one process, too.
         data_rank, data_size: of its group, and how many groups share the samples of an update.
         sequence: processes of a group, each with a part of every text.
         sequence_group: they themselves; None where each process has whole texts.
@@ -26,14 +27,11 @@ class Mesh:
         # What a run before this one, perhaps on another device, has left.
         AcceleratorState._reset_state(reset_partial_state=True)
         # The run says how it computes: what `accelerate launch` was told of that does not count.
-        # Else DDP regroups gradients after its first update, and a resumed run sums them in another order.
-        replicas = DistributedDataParallelKwargs(find_unused_parameters=True)
-        self.accelerator = Accelerator(
-            cpu=device == "cpu", mixed_precision="no", dynamo_backend="no", kwargs_handlers=[replicas]
-        )
+        self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", dynamo_backend="no")
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
+        self.alone = self.accelerator.distributed_type == DistributedType.NO
         if self.size % sequence:
             raise ValueError(
                 f"{self.size} processes cannot be divided into groups of sequence_parallel = {sequence}: "
@@ -49,7 +47,7 @@ class Mesh:
 
     def refuse_others(self, run: str) -> None:
         """Raises unless every process was started with the same run."""
-        if self.size == 1:
+        if self.alone:
             return
         own = int.from_bytes(hashlib.sha256(run.encode()).digest()[:7], "big")
         every = self.accelerator.gather(torch.tensor([own], device=self.device)).tolist()
@@ -70,7 +68,7 @@ class Mesh:
 
     def sum(self, x: Tensor) -> Tensor:
         """Over all processes."""
-        return x if self.size == 1 else self.accelerator.reduce(x, "sum")
+        return x if self.alone else self.accelerator.reduce(x, "sum")
 
     def gather(self, x: Tensor) -> Tensor:
         """Of every process, [size, ...]."""

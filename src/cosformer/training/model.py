@@ -1,6 +1,7 @@
 """The model of a run: the head its task needs, sizes from the task, the rest as the run says."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cosformer.models import (
 )
 from cosformer.models.loading import load_body
 from cosformer.tasks import Task
+from cosformer.training import parallel
 from cosformer.training.run import Run
 from cosformer.training.status import best
 
@@ -50,17 +52,19 @@ def configuration(run: Run, task: Task) -> CosformerConfig:
 
 def refuse_what_does_not_fit(run: Run, task: Task) -> None:
     """Raises where the weights, their gradients and the optimiser's two moments, or the hidden states of one
-    layer for the texts that are computed at once, are more than the machine's memory. Wrong settings of the
-    model come to light here too. Takes no memory itself."""
+    layer for the texts that are computed at once, are more than the memory of the machine, by all its
+    processes together. Wrong settings of the model come to light here too. Takes no memory itself."""
     config = configuration(run, task)
     with torch.device("meta"):
-        net = HEADS[task.head](config)
-    memory.refuse_beyond(4 * memory.of_model(net), "training this model")
-    for name, rows in (("batch", run.batch // run.accumulation), ("eval_batch", run.eval_batch)):
-        states = 4 * rows * min(task.length, config.max_position_embeddings) * config.hidden_size
-        memory.refuse_beyond(
-            states, f"one layer with {name}={rows:,} at once and texts of {task.length:,} tokens"
-        )
+        whole = memory.of_model(HEADS[task.head](config))
+    size, local = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    # Each builds the whole model before it keeps its shard.
+    each = max(whole, 4 * whole // size) if parallel.shards(run) else 4 * whole
+    memory.refuse_beyond(local * each, "training this model")
+    for name, rows in (("batch", run.batch // run.accumulation / size), ("eval_batch", run.eval_batch)):
+        states = int(local * 4 * rows * min(task.length, config.max_position_embeddings) * config.hidden_size)
+        what = f"{name}={getattr(run, name):,} and texts of {task.length:,} tokens"
+        memory.refuse_beyond(states, f"one layer with {what}")
 
 
 def initial(run: Run) -> Path | None:

@@ -1,7 +1,6 @@
 """The model and the optimiser of a run, as its processes share them."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from accelerate import FullyShardedDataParallelPlugin  # type: ignore[import-unt
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from cosformer.models import sequence_parallel
 from cosformer.training.mesh import Mesh
@@ -26,16 +26,16 @@ def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
     net.to(mesh.device)
     if run.compile:
         compile_layers(net, run.compile_backend)
-    if mesh.size > 1 and (run.shard or told is not None):
+    if mesh.alone:
+        return net
+    if shards(run):
         options: dict[str, Any] = {"mesh": init_device_mesh(mesh.device.type, (mesh.size,))}
         if told is not None:
             options["reshard_after_forward"] = told.reshard_after_forward
         for layer in _layers(net):
             fully_shard(layer, **options)
-        fully_shard(net, **options)
-    elif mesh.size > 1:
-        return mesh.accelerator.prepare(net)
-    return net
+        return fully_shard(net, **options)
+    return DistributedDataParallel(net, gradient_as_bucket_view=True)
 
 
 def compile_layers(net: Any, backend: str) -> None:
@@ -55,6 +55,11 @@ def _layers(net: Any) -> list[nn.Module]:
     return [m for m in net.modules() if type(m).__name__ in net._no_split_modules]
 
 
+def shards(run: Run) -> bool:
+    """Whether processes share the weights."""
+    return run.shard or _told_to_shard() is not None
+
+
 def _told_to_shard() -> Any:
     """The options of FSDP in the configuration of `accelerate launch`, or None. Accelerate itself would
     shard on GPUs alone."""
@@ -67,13 +72,6 @@ def _told_to_shard() -> Any:
             "fsdp_offload_params: false into the configuration of accelerate launch."
         )
     return told
-
-
-def unsynchronised(model: Any) -> AbstractContextManager[None]:
-    """Around the parts of an update but for the last: replicas need not exchange gradients yet. (Shards do:
-    what they would keep until then is as large as all weights.)"""
-    made: AbstractContextManager[None] = getattr(model, "no_sync", nullcontext)()
-    return made
 
 
 def adamw(net: nn.Module, run: Run, device: torch.device) -> torch.optim.AdamW:

@@ -40,14 +40,3 @@ class Bar:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def chosen(progress: bool | Progress, title: str) -> Progress:
-    """A function of our own, the bar, or silence."""
-    if callable(progress):
-        return progress
-    return Bar(title) if progress else _silence
-
-
-def _silence(event: dict[str, Any]) -> None:
-    return None

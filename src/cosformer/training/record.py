@@ -84,8 +84,3 @@ def _wrong(found: Any, identity: str) -> str | None:
     if not all(isinstance(s, dict) and isinstance(s.get(name), int | float) for s in scores):
         return "it has no scores"
     return None if isinstance(metric.get("best_step"), int) else "it does not say which step was best"
-
-
-def append(record: dict[str, Any], path: Path) -> None:
-    """To a file of records, once."""
-    files.append_once(path, record, "id")

@@ -127,10 +127,8 @@ def _joined(parts: list[Tensor], filler: int) -> Tensor:
         return torch.cat([part.to(dtype) for part in parts])
     longest = max(part.shape[1] for part in parts)
     joined = torch.full((sum(map(len, parts)), longest, *parts[0].shape[2:]), filler, dtype=dtype)
-    at = 0
-    for part in parts:
-        joined[at : at + len(part), : part.shape[1]] = part.to(dtype)
-        at += len(part)
+    for part, rows in zip(parts, joined.split([len(part) for part in parts]), strict=True):
+        rows[:, : part.shape[1]] = part
     return joined
 
 

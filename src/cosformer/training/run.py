@@ -13,6 +13,7 @@ from cosformer.record_format import NON_SEMANTIC_FIELDS
 from cosformer.registry import meant_or_known
 from cosformer.training import schedules
 
+_REQUIRED = ("task", "steps", "batch", "learning_rate")
 _CHOICES = {
     "schedule": schedules.NAMES,
     "precision": ("fp32", "bf16"),
@@ -20,10 +21,11 @@ _CHOICES = {
     "data": ("auto", "device", "loader"),
 }
 
-# A seed is what NumPy takes; more workers than this are processes that wait for each other.
-_MOST = {
-    "seed": 2**32 - 1, "workers": 256, "steps": 10**9, "batch": 10**9, "eval_batch": 10**9, "warmup": 10**9,
-    "accumulation": 10**9, "eval_every": 10**12, "save_every": 10**12, "log_every": 10**12, "keep": 10**6,
+# Whole numbers, from and to. A seed is what NumPy takes; more workers are processes that wait for each other.
+_WHOLE = {
+    "steps": (1, 10**9), "batch": (1, 10**9), "accumulation": (1, 10**9), "eval_batch": (1, 10**9),
+    "eval_every": (1, 10**12), "save_every": (1, 10**12), "log_every": (1, 10**12), "keep": (1, 10**6),
+    "sequence_parallel": (1, 10**6), "warmup": (0, 10**9), "seed": (0, 2**32 - 1), "workers": (0, 256),
 }  # fmt: skip
 _KINDS: dict[str, Any] = {
     "task": str, "task_settings": dict, "model": dict, "attention": str | list, "initial": str | None,
@@ -108,36 +110,34 @@ class Run:
     scale: str | None = None
 
     def __post_init__(self) -> None:
+        values = vars(self)
         for name, kind in _KINDS.items():
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} must be {_WORDS[kind]}, but got {getattr(self, name)!r}.")
-        for name in ("steps", "batch", "accumulation", "eval_every", "eval_batch", "save_every", "keep",
-                     "log_every", "sequence_parallel"):  # fmt: skip
-            positive_int(name, getattr(self, name))
-        for name, most in _MOST.items():
-            value = getattr(self, name)
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} must be {_WORDS[kind]}, but got {values[name]!r}.")
+        for name, (least, most) in _WHOLE.items():
+            value = values[name]
+            if least:
+                positive_int(name, value)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise ValueError(f"{name} must be a whole number, but got {value!r}.")
             if value > most:
                 raise ValueError(f"{name} must be at most {most:,}, but it is larger.")
         for name in ("learning_rate", "epsilon", "power"):
-            positive(name, getattr(self, name))
+            positive(name, values[name])
         for name in ("compile", "gradient_checkpointing", "shard"):
-            flag(name, getattr(self, name))
+            flag(name, values[name])
         for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(known)}, but got {getattr(self, name)!r}."
-                )
+            if values[name] not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, but got {values[name]!r}.")
         for name in ("beta1", "beta2", "end", "weight_decay"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
-                raise TypeError(f"{name} must be a number, but got {getattr(self, name)!r}.")
+            if isinstance(values[name], bool) or not isinstance(values[name], int | float):
+                raise TypeError(f"{name} must be a number, but got {values[name]!r}.")
         for name in ("beta1", "beta2", "end"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}.")
+            if not 0 <= values[name] < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, but got {values[name]}.")
         for name in ("warmup", "workers", "weight_decay", "seed"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, but got {getattr(self, name)}.")
+            if not values[name] >= 0:
+                raise ValueError(f"{name} must not be negative, but got {values[name]}.")
         if self.clip is not None:
             positive("clip", self.clip)
         if self.patience is not None:
@@ -167,13 +167,7 @@ class Run:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Run":
         refuse_unknown(values)
-        missing = [
-            f.name
-            for f in dataclasses.fields(cls)
-            if f.name not in values
-            and f.default is dataclasses.MISSING
-            and f.default_factory is dataclasses.MISSING
-        ]
+        missing = [name for name in _REQUIRED if name not in values]
         if missing:
             raise ValueError(f"a run needs a value for {', '.join(missing)}.")
         return cls(**copy.deepcopy(dict(values)))
@@ -194,9 +188,8 @@ class Run:
 def digest(run: Run) -> str:
     """Of all that changes the outcome: two runs with the same digest are the same experiment. Fields that are
     as by default do not count, so that a field added later changes no digest."""
-    plain = Run(task=run.task, steps=run.steps, batch=run.batch, learning_rate=run.learning_rate)
-    told = {name: getattr(run, name) for name in run.differences(plain)}
-    told |= {name: getattr(run, name) for name in ("task", "steps", "batch", "learning_rate")}
+    required = {name: getattr(run, name) for name in _REQUIRED}
+    told = required | {name: getattr(run, name) for name in run.differences(Run(**required))}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,109 @@
+"""What training costs beside the bare model, and what the way of several processes costs where there is one:
+tokens per second of the same run by itself, and as the one process of a launcher (DDP, FSDP2).
+
+    PYTHONPATH=src python3 -m benchmarks.one_rank --out one_rank.json     # on a GPU, about 60 s
+
+A sequence group of one process is not among them: there it is the plain path by construction.
+"""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks import enwik8_plan, machine
+from benchmarks.compiled import variant
+from benchmarks.terminal import Parser
+from benchmarks.training import bare
+from cosformer.report.files import replace as replace_file
+from cosformer.training import Run, train
+
+FORMAT = "cosformer one rank benchmark 1"
+WAYS = ("bare", "alone", "DDP", "FSDP2")
+
+
+@contextmanager
+def launched() -> Iterator[None]:
+    """As the one process of `torchrun --nproc-per-node 1`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    with patch.dict(os.environ, told):
+        try:
+            yield
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def speed(way: str, run: Run, seconds: float) -> float:
+    """Tokens per second."""
+    if way == "bare":
+        return bare(run, seconds)
+    with tempfile.TemporaryDirectory() as folder, nullcontext() if way == "alone" else launched():
+        own = run.replace(shard=way == "FSDP2")
+        return train(own, folder, progress=False, results=Path(folder) / "results.jsonl")["tokens_per_s"]
+
+
+def measure(run: Run, rounds: int, seconds: float) -> dict[str, Any]:
+    """All ways in turn, so that a slow spell hits all of them; shares are of the medians."""
+    for way in WAYS:
+        speed(way, run.replace(steps=10), 0.1)  # compiles kernels, prepares data, meets NCCL
+    found = [{way: speed(way, run, seconds) for way in WAYS} for _ in range(rounds)]
+    middle = {way: median(each[way] for each in found) for way in WAYS}
+    return {
+        "settings": run.to_dict(),
+        "tokens_per_s": middle,
+        "rounds": found,
+        "share_of_bare": middle["alone"] / middle["bare"],
+        "share_of_alone": {way: middle[way] / middle["alone"] for way in ("DDP", "FSDP2")},
+    }
+
+
+def main() -> None:
+    parser = Parser(prog="python -m benchmarks.one_rank", description=__doc__.split("\n\n")[0])
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.add_argument("--variant", default=enwik8_plan.OURS, help="a name of benchmarks/enwik8_plan.py")
+    parser.add_argument("--steps", type=int, default=150, help="of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="that the bare model runs for")
+    parser.add_argument("--compile", action="store_true", help="compile the layers, in all ways")
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    run = variant(
+        args.variant, steps=args.steps, eval_every=args.steps, save_every=args.steps, compile=args.compile,
+        task_settings={"length": 1024, "held_out": 2**16},
+    )  # fmt: skip
+    found = measure(run, args.rounds, args.seconds)
+    for way, value in found["tokens_per_s"].items():
+        print(f"{way:6} {value:12,.0f} tokens/s   of", ", ".join(f"{r[way]:,.0f}" for r in found["rounds"]))
+    shares = {"alone of bare": found["share_of_bare"]}
+    shares |= {f"{way} of alone": share for way, share in found["share_of_alone"].items()}
+    print("; ".join(f"{name} {share:.1%}" for name, share in shares.items()))
+    if args.out is not None:
+        data = {
+            "format": FORMAT, "hardware": machine.hardware(device), "versions": machine.versions(),
+            "commit": machine.commit(), **found,
+        }  # fmt: skip
+        replace_file(args.out, json.dumps(data, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\nStopped.")
