@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.cli import runs
-from cosformer.cli.mistakes import writable_folder
+from cosformer.cli.errors import writable_folder
 from cosformer.cli.parser import Parser
 from cosformer.terminal import plain
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.cli import info
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_folder
+from cosformer.cli.errors import Stopped, UsageError, needs_models, writable_folder
 from cosformer.cli.parser import Parser, number
 from cosformer.lock import locked
 from cosformer.terminal import Progress, plain
@@ -61,7 +61,7 @@ def _demonstrate(args: argparse.Namespace, folder: Path, settings: Any) -> int:
     try:
         demo = Demo(folder, settings, machine, Progress(every=10.0), args.fresh)
     except Occupied as error:
-        raise Mistake(f"--out {error}") from None
+        raise UsageError(f"--out {error}") from None
     if demo.finished():
         print(f"Going on in {folder}: {', '.join(demo.finished())} finished already.")
     try:

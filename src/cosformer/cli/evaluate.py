@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from cosformer.cli.mistakes import Mistake, needs_models
+from cosformer.cli.errors import UsageError, needs_models
 from cosformer.cli.parser import Parser, one_of, positive_int
 
 HELP = "score a trained run on a split"
@@ -29,7 +29,7 @@ def arguments(p: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
-        raise Mistake(f"there is no folder {args.folder}; give one that `cosformer train` wrote.")
+        raise UsageError(f"there is no folder {args.folder}; give one that `cosformer train` wrote.")
     with needs_models():
         from safetensors import SafetensorError
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         weights = best(args.folder)
         about, scores = _about(weights), evaluate(weights, args.split, args.batch)
     except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError, SafetensorError) as error:
-        raise Mistake(f"{args.folder} cannot be scored: {error}") from None
+        raise UsageError(f"{args.folder} cannot be scored: {error}") from None
     print(f"{args.split} split, {about}")
     for name, value in scores.items():
         print(f"{name} {value:.6g}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cosformer.cli import devices, generate_file
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models, out_of_memory, readable_file
+from cosformer.cli.errors import Stopped, UsageError, needs_models, out_of_memory, readable_file
 from cosformer.cli.parser import Parser, number, positive_int, seed
 from cosformer.reading import json_object
 from cosformer.terminal import Progress
@@ -68,34 +68,34 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
         try:
             folder = best(folder)
         except (OSError, ValueError) as error:
-            raise Mistake(_first(error)) from None
+            raise UsageError(_first(error)) from None
     if not (folder / "config.json").is_file():
-        raise Mistake(f"{folder} has no config.json, so it is no saved model.")
+        raise UsageError(f"{folder} has no config.json, so it is no saved model.")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
         kind = json_object(guard.checked(folder) / guard.CONFIG)
         if kind.get("model_type") != CosformerConfig.model_type:
             found = kind.get("model_type", "none")
-            raise Mistake(f"{folder} holds a model of type {found!r}; one of cosformer.models is wanted.")
+            raise UsageError(f"{folder} holds a model of type {found!r}; one of cosformer.models is wanted.")
         heads = kind.get("architectures") or []
         if heads != [CosformerForCausalLM.__name__]:
             named = isinstance(heads, list) and all(isinstance(head, str) for head in heads)
             made = ", ".join(heads) or "a model without a head" if named else f"architectures {heads!r}"
-            raise Mistake(f"{folder} holds {made}; a CosformerForCausalLM is wanted to continue a text.")
+            raise UsageError(f"{folder} holds {made}; a CosformerForCausalLM is wanted to continue a text.")
         model = loading.load_model(CosformerForCausalLM, folder, dtype=dtype)
-    except Mistake:
+    except UsageError:
         raise
     except Exception as error:  # whatever a library makes of files that somebody else wrote
         if out_of_memory(error):
             raise
-        raise Mistake(f"{folder} cannot be loaded: {_first(error)}") from None
+        raise UsageError(f"{folder} cannot be loaded: {_first(error)}") from None
     # Only what the command line says decides how tokens are chosen: a file could ask for a million beams.
     ends = {name: getattr(model.generation_config, name) for name in _ENDS}
     for name, given in ends.items():
         for token in given if isinstance(given, list) else [given]:
             if token is not None and (not isinstance(token, int) or not 0 <= token < 2**31):
-                raise Mistake(f"{folder} cannot be loaded: {name} is {given!r:.60}, and no token.")
+                raise UsageError(f"{folder} cannot be loaded: {name} is {given!r:.60}, and no token.")
     model.generation_config = transformers.GenerationConfig(**ends)
     return model.to(device).eval(), _tokenizer(folder, model.config)
 
@@ -109,9 +109,9 @@ def _tokenizer(folder: Path, config: Any) -> Any:
     try:
         return loading.load_tokenizer(folder)
     except FileNotFoundError:
-        raise Mistake(f"{folder} has a model but no tokenizer.json: save a tokenizer beside it.") from None
+        raise UsageError(f"{folder} has a model but no tokenizer.json: save a tokenizer beside it.") from None
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _first(error: Exception) -> str:
@@ -126,12 +126,12 @@ def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     if ids.shape[1] == 0:
         if tokenizer.bos_token_id is None or tokenizer.bos_token_id >= vocabulary:
-            raise Mistake("there is nothing to continue: give --prompt or --context.")
+            raise UsageError("there is nothing to continue: give --prompt or --context.")
         import torch
 
         ids = torch.tensor([[tokenizer.bos_token_id]])
     if config.bounded and ids.shape[1] + tokens > longest:
-        raise Mistake(
+        raise UsageError(
             f"the text has {ids.shape[1]:,} tokens and {tokens:,} are to come, but the model takes "
             f"{longest:,} (max_position_embeddings): shorten the context, or ask for fewer --tokens."
         )
@@ -158,13 +158,13 @@ def read(model: Any, ids: torch.Tensor, progress: Progress | None = None) -> Any
     return cache
 
 
-class Spoken:
-    """What `generate` hands its tokens to; text goes on to `say` as soon as its characters are whole."""
+class TokenStreamer:
+    """A streamer for `generate`: passes text to `write` once its characters are complete."""
 
-    def __init__(self, tokenizer: Any, say: Callable[[str], object]):
-        self.tokenizer, self.say = tokenizer, say
+    def __init__(self, tokenizer: Any, write: Callable[[str], object]):
+        self.tokenizer, self.write = tokenizer, write
         self.waiting: list[int] = []
-        self.tokens = -1  # the first that comes is the prompt
+        self.tokens = -1  # the first call passes the prompt
 
     def put(self, ids: torch.Tensor) -> None:
         self.tokens += 1
@@ -173,18 +173,23 @@ class Spoken:
         self.waiting += ids.flatten().tolist()
         text = self.tokenizer.decode(self.waiting, skip_special_tokens=True)
         if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self.waiting) > 4:
-            self.say(text)
+            self.write(text)
             self.waiting = []
 
     def end(self) -> None:
-        self.say(self.tokenizer.decode(self.waiting, skip_special_tokens=True))
+        self.write(self.tokenizer.decode(self.waiting, skip_special_tokens=True))
         self.waiting = []
 
 
-def speak(
-    model: Any, ids: torch.Tensor, tokens: int, spoken: Spoken, progress: Progress | None = None, **how: Any
+def stream_generate(
+    model: Any,
+    ids: torch.Tensor,
+    tokens: int,
+    streamer: TokenStreamer,
+    progress: Progress | None = None,
+    **how: Any,
 ) -> None:
-    """So many tokens behind ids [1, T], each handed on as it is made; `how` goes to `generate`."""
+    """Generates `tokens` tokens after ids [1, T], each passed to the streamer; `how` goes to `generate`."""
     import torch
 
     ids = ids.to(model.device)
@@ -197,7 +202,7 @@ def speak(
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
             past_key_values=cache,
-            streamer=spoken,
+            streamer=streamer,
             **how,
         )
 
@@ -207,7 +212,7 @@ def _file(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
 
     unable = model.config.lacking("recurrent")
     if unable is not None:
-        raise Mistake(f"--prompts needs an attention that carries a state, and {unable!r} does not.")
+        raise UsageError(f"--prompts needs an attention that carries a state, and {unable!r} does not.")
     choice = Choice(greedy=True)
     if not args.greedy:
         choice = Choice(False, args.temperature, args.top_k, args.top_p, args.seed)
@@ -218,9 +223,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         args.prompt.encode()
     except UnicodeEncodeError:  # bytes that the shell handed on as they were
-        raise Mistake("--prompt is not text in UTF-8.") from None
+        raise UsageError("--prompt is not text in UTF-8.") from None
     if not args.folder.is_dir():
-        raise Mistake(
+        raise UsageError(
             f"there is no folder {args.folder}; give one that `cosformer train` or `cosformer demo` wrote."
         )
     import torch
@@ -231,13 +236,13 @@ def run(args: argparse.Namespace) -> int:
     if args.context is not None:
         path = readable_file("--context", args.context)
         if path.stat().st_size > LONGEST:
-            raise Mistake(
+            raise UsageError(
                 f"--context {path} has {path.stat().st_size:,} bytes; at most {LONGEST:,} are read."
             )
         try:
             context = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise Mistake(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
+            raise UsageError(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
     model, tokenizer = load(args.folder, device, getattr(torch, args.dtype))
     if args.prompts is not None:
         return _file(args, model, tokenizer)
@@ -251,13 +256,13 @@ def run(args: argparse.Namespace) -> int:
             "top_k": args.top_k or 0,
             "top_p": args.top_p or 1.0,
         }
-    spoken = Spoken(tokenizer, lambda text: print(text, end="", flush=True))
+    streamer = TokenStreamer(tokenizer, lambda text: print(text, end="", flush=True))
     print(args.prompt, end="", flush=True)
     try:
-        speak(model, ids, args.tokens, spoken, Progress(every=5.0), **how)
+        stream_generate(model, ids, args.tokens, streamer, Progress(every=5.0), **how)
     except KeyboardInterrupt:
         raise Stopped(
-            f"stopped after {max(spoken.tokens, 0)} tokens; nothing is kept but what stands above."
+            f"stopped after {max(streamer.tokens, 0)} tokens; nothing is kept but what stands above."
         ) from None
     finally:
         print()

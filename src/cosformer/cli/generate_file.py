@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cosformer.cli.mistakes import Mistake, Stopped, readable_file, writable_file
+from cosformer.cli.errors import Stopped, UsageError, readable_file, writable_file
 from cosformer.terminal import Progress
 
 LARGEST = 1 << 30  # bytes of a file of prompts or texts
@@ -25,26 +25,28 @@ def check(args: argparse.Namespace) -> None:
     """Raises where the options do not go together."""
     if args.prompts is None:
         if args.out is not None:
-            raise Mistake("--out is for --prompts FILE.jsonl; a single text goes to the terminal.")
+            raise UsageError("--out is for --prompts FILE.jsonl; a single text goes to the terminal.")
         return
     if args.prompt or args.context is not None:
-        raise Mistake("--prompts goes with neither --prompt nor --context: each line has its own prompt.")
+        raise UsageError("--prompts goes with neither --prompt nor --context: each line has its own prompt.")
     if args.out is None:
-        raise Mistake("--prompts needs --out FILE.jsonl, where the texts go.")
+        raise UsageError("--prompts needs --out FILE.jsonl, where the texts go.")
     readable_file("--prompts", args.prompts)
     writable_file("--out", args.out)
     for option, path in (("--prompts", args.prompts), ("--out", args.out)):
         if path.exists() and path.stat().st_size > LARGEST:
-            raise Mistake(f"{option} {path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read.")
+            raise UsageError(
+                f"{option} {path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read."
+            )
     if args.out.exists() and args.out.samefile(args.prompts):
-        raise Mistake(f"--out {args.out} is the file of the prompts: give another one.")
+        raise UsageError(f"--out {args.out} is the file of the prompts: give another one.")
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     """What each line says: its prompt, or an error; blank lines at the end do not count."""
     lines = path.read_bytes().rstrip().split(b"\n")
     if lines == [b""]:
-        raise Mistake(f'--prompts {path} is empty; a line is an object like {{"prompt": "Once upon"}}.')
+        raise UsageError(f'--prompts {path} is empty; a line is an object like {{"prompt": "Once upon"}}.')
     return [_parsed(line) for line in lines]
 
 
@@ -93,8 +95,8 @@ def kept(path: Path, lines: list[dict[str, Any]], made_with: dict[str, Any]) -> 
     return count
 
 
-def _foreign(path: Path, line: int) -> Mistake:
-    return Mistake(
+def _foreign(path: Path, line: int) -> UsageError:
+    return UsageError(
         f"--out {path} has something else in line {line} than this command would write there: give another "
         "file, or remove it to begin again."
     )
@@ -146,7 +148,7 @@ def _in_order(
         if "error" not in line:
             try:
                 ids = _ids(tokenizer, model.config, line["prompt"], args.tokens)
-            except Mistake as error:
+            except UsageError as error:
                 line["error"] = str(error)
                 continue
             if number >= begun:

@@ -21,10 +21,10 @@ from cosformer.cli import (
     serve,
     train,
 )
-from cosformer.cli.mistakes import (
+from cosformer.cli.errors import (
     KEPT,
-    Mistake,
     Stopped,
+    UsageError,
     about,
     capitalised,
     full_disk,
@@ -87,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = COMMANDS[args.command].run(args)
         sys.stdout.flush()
         return code
-    except Mistake as mistake:
-        return _say(args.command, str(mistake), 2)
+    except UsageError as error:
+        return _say(args.command, str(error), 2)
     except Failed as failed:
         return _say(args.command, str(failed), 1)
     except Stopped as stopped:

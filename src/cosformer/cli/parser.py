@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from cosformer.cli.mistakes import capitalised, printable
+from cosformer.cli.errors import capitalised, printable
 from cosformer.registry import nearest
 
 

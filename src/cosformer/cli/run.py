@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cosformer.cli.mistakes import Mistake
+from cosformer.cli.errors import UsageError
 from cosformer.cli.parser import Parser, did_you_mean
 
 HELP = "start another program with our models registered"
@@ -38,7 +38,7 @@ def arguments(parser: Parser) -> None:
 def run(args: Any) -> int:
     words = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not words:
-        raise Mistake("a program is missing: cosformer run -- PROGRAM, a file FILE.py, or -m MODULE")
+        raise UsageError("a program is missing: cosformer run -- PROGRAM, a file FILE.py, or -m MODULE")
     program, words = _program(words)
     before = sys.argv
     sys.argv = words
@@ -60,20 +60,20 @@ def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
     name, *rest = words
     if name == "-m":
         if not rest:
-            raise Mistake("-m needs the name of a module")
+            raise UsageError("-m needs the name of a module")
         module = rest[0]
         if not _there(module):
-            raise Mistake(f"there is no module {module!r}")
+            raise UsageError(f"there is no module {module!r}")
         return lambda: _nothing(runpy.run_module(module, run_name="__main__", alter_sys=True)), rest
     if name.endswith(".py"):
         if not Path(name).is_file():
-            raise Mistake(f"there is no file {name}")
+            raise UsageError(f"there is no file {name}")
         # As `python FILE` has it: the folder of the file is looked in first.
         sys.path.insert(0, str(Path(name).resolve().parent))
         return lambda: _nothing(runpy.run_path(name, run_name="__main__")), words
     commands: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group="console_scripts")}
     if name not in commands:
-        raise Mistake(
+        raise UsageError(
             f"no installed package has a command {name!r} (files end in .py, modules follow -m)."
             f"{did_you_mean(name, commands)}"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer import recipe_files
-from cosformer.cli.mistakes import Mistake, Stopped, full_disk, needs_models, writable_file, writable_folder
+from cosformer.cli.errors import Stopped, UsageError, full_disk, needs_models, writable_file, writable_folder
 from cosformer.cli.parser import Parser, did_you_mean, one_of
 
 SCALES = ("tiny", "small", "paper")
@@ -40,17 +40,21 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise Mistake(f"{word!r} is no setting; NAME=VALUE is wanted, for example steps=100.")
+            raise UsageError(f"{word!r} is no setting; NAME=VALUE is wanted, for example steps=100.")
         try:
             value = json.loads(text)
         except ValueError:
             value = {"True": True, "False": False, "None": None}.get(text, text)
         outer, dot, inner = name.partition(".")
         if dot and outer not in NESTED:
-            raise Mistake(f"{name!r} leads nowhere: only model and task_settings have settings of their own.")
+            raise UsageError(
+                f"{name!r} leads nowhere: only model and task_settings have settings of their own."
+            )
         if name in NESTED and not isinstance(value, dict):
             example = {"model": "hidden_size=64", "task_settings": "length=512"}[name]
-            raise Mistake(f"{word!r} is no setting: {name} has its own; write {name}.{example}, for example.")
+            raise UsageError(
+                f"{word!r} is no setting: {name} has its own; write {name}.{example}, for example."
+            )
         if dot:
             found.setdefault(outer, {})[inner] = value
         else:
@@ -64,19 +68,19 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
     try:
         recipe_files.check(recipe)
     except (ValueError, FileNotFoundError) as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
     with needs_models():
         from cosformer.attention import names
         from cosformer.tasks import build as build_task
         from cosformer.training import model
     for name, instead in (("scale", "--scale"), ("attention", option)):
         if name in settings:
-            raise Mistake(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
+            raise UsageError(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
     try:
         run = _of_recipe(recipe, scale=scale, attention=attention, **settings)
         if attention not in names():  # a recipe may bring its own
             hint = did_you_mean(attention, names()) or f" There are {', '.join(names())}."
-            raise Mistake(f"{option}: {attention!r} is not known.{hint}")
+            raise UsageError(f"{option}: {attention!r} is not known.{hint}")
         # Wrong settings of the task or of the model come to light here, and not in the middle of a run.
         task = build_task(run.task, **run.task_settings)
         model.refuse_what_does_not_fit(run, task)
@@ -86,9 +90,9 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
                 f"compile_backend must be one of {', '.join(backends)}, but got {run.compile_backend!r}."
             )
     except (ValueError, TypeError, FileNotFoundError) as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
     except (SyntaxError, ImportError) as error:
-        raise Mistake(f"recipe {recipe} cannot be read: {error}.") from None
+        raise UsageError(f"recipe {recipe} cannot be read: {error}.") from None
     return run
 
 
@@ -107,7 +111,7 @@ def _of_recipe(recipe: str, **settings: Any) -> Any:
         if line is None and not recipe.endswith(".py"):
             raise
         said = ": ".join(filter(None, [type(error).__name__, str(error).partition("\n")[0]])).rstrip(".")
-        raise Mistake(
+        raise UsageError(
             f"recipe {recipe} failed{'' if line is None else f' in line {line}'}: {said}."
         ) from None
 
@@ -131,7 +135,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     try:
         device_of(run)
     except RuntimeError as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
     if not finished(folder, args):  # else nothing has to be written
         writable_file("--results", results(run.task, args))
         writable_folder("--folder", folder)
@@ -146,7 +150,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     except (Diverged, PeerFailed) as error:
         raise Failed(str(error)) from None
     except (ValueError, FileExistsError, FileNotFoundError) as error:
-        raise Mistake(
+        raise UsageError(
             str(error).replace("(resume=False; --fresh on the command line)", "(--fresh)")
         ) from None
     except Exception as error:
@@ -154,7 +158,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
             raise
         last = max(checkpoint.steps(folder), default=None)
         kept = f"{folder / checkpoint.name(last)} is kept" if last else f"{folder} has no checkpoint yet"
-        raise Mistake(
+        raise UsageError(
             f"the disk is full; {kept}. Free some space and go on with: {shlex.join(again)}"
         ) from None
     return record

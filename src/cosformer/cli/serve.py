@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cosformer.cli import devices
+from cosformer.cli.errors import UsageError, readable_file
 from cosformer.cli.generate import load
-from cosformer.cli.mistakes import Mistake, readable_file
 from cosformer.cli.parser import Parser, positive_int
 
 if TYPE_CHECKING:
@@ -64,16 +64,16 @@ def listen(host: str, port: int) -> socket.socket:
         if found is not None:
             found.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise Mistake(f"--host {host} --port {port} cannot be listened on: {reason.lower()}.") from None
+        raise UsageError(f"--host {host} --port {port} cannot be listened on: {reason.lower()}.") from None
     return found
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
-        raise Mistake(f"there is no folder {args.folder}; give one that holds a saved model or a run.")
+        raise UsageError(f"there is no folder {args.folder}; give one that holds a saved model or a run.")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise Mistake(f'the package {missing[0]} is missing: pip install "cosformer[models,serve]".')
+        raise UsageError(f'the package {missing[0]} is missing: pip install "cosformer[models,serve]".')
     template = None
     if args.chat_template is not None:
         template = readable_file("--chat_template", args.chat_template).read_text("utf-8", errors="replace")
@@ -98,7 +98,7 @@ def _serve(
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
     except Exception as error:  # whatever a template may do
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Mistake(f"the chat template cannot be used: {said}; give another --chat_template.") from None
+        raise UsageError(f"the chat template cannot be used: {said}; give another --chat_template.") from None
     listening.listen(2048)  # a client that reads the line below may connect at once
     host, bound = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class Mistake(Exception):
+class UsageError(Exception):
     """Something the user can put right: one sentence, exit code 2."""
 
 
@@ -72,7 +72,7 @@ def needs_models() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "cosformer":
             raise
-        raise Mistake(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
+        raise UsageError(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
 
 
 KEPT = "results finished before are complete, for files are replaced only by finished ones"
@@ -80,11 +80,11 @@ KEPT = "results finished before are complete, for files are replaced only by fin
 
 def readable_file(option: str, path: Path) -> Path:
     if path.is_dir():
-        raise Mistake(f"{option} {path} is a folder; a file is wanted.")
+        raise UsageError(f"{option} {path} is a folder; a file is wanted.")
     if not path.is_file():
-        raise Mistake(f"{option} {path} does not exist.")
+        raise UsageError(f"{option} {path} does not exist.")
     if not os.access(path, os.R_OK):
-        raise Mistake(f"{option} {path} may not be read.")
+        raise UsageError(f"{option} {path} may not be read.")
     return path
 
 
@@ -93,21 +93,21 @@ def writable_folder(option: str, path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise Mistake(f"{option} {path} is a file; a folder is wanted.") from None
+        raise UsageError(f"{option} {path} is a file; a folder is wanted.") from None
     except OSError as error:
-        raise Mistake(f"{option} {path} cannot be made: {_reason(error)}.") from None
+        raise UsageError(f"{option} {path} cannot be made: {_reason(error)}.") from None
     if not os.access(path, os.W_OK):
-        raise Mistake(f"{option} {path} may not be written to.")
+        raise UsageError(f"{option} {path} may not be written to.")
     return path
 
 
 def writable_file(option: str, path: Path) -> Path:
     """A file that can be appended to; its folder is made where it is missing."""
     if path.is_dir():
-        raise Mistake(f"{option} {path} is a folder; a file is wanted.")
+        raise UsageError(f"{option} {path} is a folder; a file is wanted.")
     if path.exists() and not path.is_file():  # a device or a pipe may have no end, or no reader
-        raise Mistake(f"{option} {path} is no ordinary file; give another one.")
+        raise UsageError(f"{option} {path} is no ordinary file; give another one.")
     writable_folder(f"{option} {path}: the folder", path.parent)
     if path.exists() and not os.access(path, os.W_OK):
-        raise Mistake(f"{option} {path} may not be written to.")
+        raise UsageError(f"{option} {path} may not be written to.")
     return path

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosformer.cli import main
-from cosformer.cli.mistakes import about, capitalised
+from cosformer.cli.errors import about, capitalised
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.training import recipes
 
