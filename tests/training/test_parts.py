@@ -14,10 +14,10 @@ import transformers
 from cosformer.tasks import Rows
 from cosformer.tasks.language.windows import Windows, collate_windows
 from cosformer.training import Run, files, main, schedules
-from cosformer.training.loader import Collated
+from cosformer.training.device_dataset import DeviceDataset, TooLarge, is_static
+from cosformer.training.loader import LoaderDataset
 from cosformer.training.log import Log
 from cosformer.training.order import Order
-from cosformer.training.resident import Resident, TooLarge, is_static
 from tests.training.toy import Toy, toy
 
 
@@ -197,7 +197,7 @@ def test_a_split_on_the_device_is_the_collated_one():
     """In small integers, padded alike; unless it changes from epoch to epoch."""
     task = Toy(rows=9)
     data = task.dataset("train")
-    resident = Resident(task, data, device=torch.device("cpu"), whole=False)
+    resident = DeviceDataset(task, data, device=torch.device("cpu"), whole=False)
     assert {name: x.dtype for name, x in resident.columns.items()} == {
         "input_ids": torch.uint8, "attention_mask": torch.uint8, "labels": torch.int16,
     }  # fmt: skip
@@ -206,7 +206,7 @@ def test_a_split_on_the_device_is_the_collated_one():
         for name, x in expected.items():
             assert batch[name].dtype == x.dtype
             assert torch.equal(batch[name], x), name
-    whole = Resident(task, data, device=torch.device("cpu"), whole=True)
+    whole = DeviceDataset(task, data, device=torch.device("cpu"), whole=True)
     assert len({b["input_ids"].shape for b in whole.evaluation(range(9), 1)}) == 1
     assert is_static(data)
     assert not is_static(Toy(changing=True).dataset("train"))
@@ -227,16 +227,16 @@ def test_the_size_of_a_split_is_that_of_its_longest_sample(monkeypatch):
     """All samples are padded to it, so the first one tells nothing."""
     size = 3000 * (20 + 20 + 2)  # input_ids and mask in bytes, labels in 16 bits for -100
     task, device = Toy(), torch.device("cpu")
-    kept = Resident(task, _LongAtTheEnd(), device=device, whole=False)
+    kept = DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False)
     assert size - 3000 <= sum(x.nbytes for x in kept.columns.values()) <= size
-    Resident(task, _LongAtTheEnd(), device=device, whole=False, limit=size)
+    DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False, limit=size)
     with pytest.raises(TooLarge):
-        Resident(task, _LongAtTheEnd(), device=device, whole=False, limit=size // 2)
+        DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False, limit=size // 2)
     monkeypatch.setattr(Toy, "dataset", lambda self, split: _LongAtTheEnd())
     monkeypatch.setattr(main, "LIMIT", size // 2)
-    assert isinstance(main.source(toy(workers=0), task, "train", device), Collated)
+    assert isinstance(main.source(toy(workers=0), task, "train", device), LoaderDataset)
     monkeypatch.setattr(main, "LIMIT", size)
-    assert isinstance(main.source(toy(workers=0), task, "train", device), Resident)
+    assert isinstance(main.source(toy(workers=0), task, "train", device), DeviceDataset)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 50])

@@ -41,7 +41,7 @@ class State(Protocol):
     def clone(self: S) -> S: ...
 
 
-def placed(state: S, positions: Tensor, seen: int) -> S:
+def with_positions(state: S, positions: Tensor, seen: int) -> S:
     """The same past, with the next token of each row at these positions.
 
     Padding behind the real tokens of a row is counted by whoever computed the state; a model that knows
@@ -137,7 +137,7 @@ class Attention(nn.Module, ABC):
         if after is None:
             return out
         if lengths is not None and not self.takes_lengths:
-            after = placed(after, lengths if state is None else state.positions + lengths, after.seen)
+            after = with_positions(after, lengths if state is None else state.positions + lengths, after.seen)
         return out, after
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -209,7 +209,7 @@ class Attention(nn.Module, ABC):
             key_mask=None,
             query_offset=None,
             cu_seqlens=None,
-            state=placed(state, weights.positions, seen),
+            state=with_positions(state, weights.positions, seen),
             return_state=True,
         )
 

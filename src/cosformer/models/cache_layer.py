@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from cosformer.attention import State
-from cosformer.attention.base import placed
+from cosformer.attention.base import with_positions
 from cosformer.attention.growing import GrowingState
 from cosformer.models.layout import Past
 from cosformer.nn import ConvolvedState
@@ -53,7 +53,7 @@ class StateLayer(CacheLayerMixin):
         if self._state is not None and self._at is not None:
             if self._lent:
                 return value_of(self._state, self.columns, *self._at)
-            self._state, self._at = placed(self._state, *self._at), None
+            self._state, self._at = with_positions(self._state, *self._at), None
         self._read = True
         return self._state
 
@@ -190,7 +190,7 @@ class StateLayer(CacheLayerMixin):
         """Says that `seen` is the largest position; it may have been that of a row which is gone."""
         state, made_with = self.state, self.made_with
         if state is not None:
-            self.state = placed(state, state.positions, seen)
+            self.state = with_positions(state, state.positions, seen)
             self.made_with = made_with
 
     def _each(self, f: Callable[[State], State]) -> None:
@@ -278,7 +278,7 @@ def value_of(room: Any, columns: int, positions: Tensor, seen: int) -> State:
         return ConvolvedState(value_of(room.attention, columns, positions, seen), room.inputs.clone())
     if isinstance(room, GrowingState):
         return cast(State, room.value(columns, positions, seen))
-    state: State = placed(room, positions, seen).clone()
+    state: State = with_positions(room, positions, seen).clone()
     return state
 
 

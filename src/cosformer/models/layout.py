@@ -63,7 +63,7 @@ class Layout:
         """`longest` before this call, taken so that it holds for the real tokens of every row."""
         return self.longest - self.positions.shape[1]
 
-    def enter(self, x: Tensor) -> Tensor:
+    def pack(self, x: Tensor) -> Tensor:
         """Tokens [B, T, C] as the layers want them: real ones first, padding zero whatever it held."""
         if self.rows is not None:
             return x.flatten(0, 1)[None]
@@ -73,7 +73,7 @@ class Layout:
             x = x[_rows(self.order), self.order]
         return x.masked_fill(~self.real[..., None], 0)
 
-    def leave(self, x: Tensor) -> Tensor:
+    def unpack(self, x: Tensor) -> Tensor:
         """Back to the columns of the call. A column of padding gets what the last real token before it
         got, so that the last column always says what comes next; zeros if there is none."""
         if self.rows is not None:
@@ -82,7 +82,7 @@ class Layout:
             x = x[_rows(self.back), self.back]
         return x if self.blank is None else x.masked_fill(self.blank[..., None], 0)
 
-    def leave_state(self, state: Any) -> Any:
+    def unpack_state(self, state: Any) -> Any:
         """The state after this call; one that keeps every key, with the keys in the columns of the call."""
         if self.back is None or self.mask is None or not isinstance(state, GrowingState):
             return state
@@ -213,7 +213,7 @@ def check_positions(position_ids: Tensor, layout: Layout) -> None:
         )
 
 
-def unpredictable(
+def loss_exclusion_mask(
     labels: Tensor,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,

@@ -64,14 +64,14 @@ def load_weights(model: nn.Module, path: Path) -> None:
         own = model.state_dict()
         with torch.no_grad():
             for name in file.keys():  # noqa: SIM118 (not a dict)
-                own[name].copy_(placed(finite(name, file.get_tensor(name), path), own[name]))
+                own[name].copy_(sharded_like(finite(name, file.get_tensor(name), path), own[name]))
 
 
-def placed(x: Tensor, own: Tensor) -> Tensor:
-    """A whole tensor as one that may be shared by processes is: the part of this one."""
+def sharded_like(x: Tensor, own: Tensor) -> Tensor:
+    """x as `own` is: the shard of this process where `own` is a DTensor, else all of it."""
     if not isinstance(own, DTensor):
         return x
-    # Every process has read the same: nobody sends anything.
+    # Every process has read the same tensor, so nothing is sent.
     return distribute_tensor(x.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import can_return_tuple, logging
 
-from cosformer.attention.base import placed
+from cosformer.attention.base import with_positions
 from cosformer.models import cache_tree as cache_tree  # names the cache to torch.export
 from cosformer.models import layout as layouts
 from cosformer.models.base import CosformerLayer, CosformerPreTrainedModel
@@ -17,7 +17,7 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 from cosformer.models.layout import Layout
 from cosformer.models.step import short_way
-from cosformer.nn import Memory, build_norm
+from cosformer.nn import CrossAttentionState, build_norm
 
 logger = logging.get_logger(__name__)
 
@@ -121,20 +121,20 @@ class CosformerModel(CosformerPreTrainedModel):
             if use_cache or past_key_values is not None:
                 raise ValueError("packed documents are whole: there is no cache to fill with them.")
             cache = None
-        x = layout.enter(x)
+        x = layout.pack(x)
         x = self.dropout(self.position.embed(x, layout.positions))
         if not self.config.pre_norm:
             x = self.norm(x)
         source, source_mask = self._source(encoder_hidden_states, encoder_attention_mask, layout)
         rotate = self.position.rotation(layout.positions)
-        hidden = [layout.leave(x)] if output_hidden_states else []
+        hidden = [layout.unpack(x)] if output_hidden_states else []
         after = layout.starts + layout.counts
         with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.all_or_nothing():
             for i, block in enumerate(self.layers):
                 entry = None if cache is None else cache.layers[i]
                 before = None if entry is None else entry.state
                 if before is not None:
-                    before = placed(before, layout.starts, layout.seen)
+                    before = with_positions(before, layout.starts, layout.seen)
                 finished = None if entry is None else entry.memory
                 x, state, memory_state = block(
                     x,
@@ -144,18 +144,18 @@ class CosformerModel(CosformerPreTrainedModel):
                     cu_seqlens=layout.cu_seqlens,
                     state=before,
                     return_state=entry is not None,
-                    memory=Memory(source_mask, finished, layout.starts, layout.seen),
+                    memory=CrossAttentionState(source_mask, finished, layout.starts, layout.seen),
                 )
                 if entry is not None:
                     # `seen` counts padding, where the attention cannot know better without a look at lengths.
-                    state = layout.leave_state(placed(state, after, layout.longest))
+                    state = layout.unpack_state(with_positions(state, after, layout.longest))
                     entry.put(state, memory_state, layout.columns)
                     entry.made_with = (x.dtype, x.device)
                 if output_hidden_states:
-                    hidden.append(layout.leave(x))
+                    hidden.append(layout.unpack(x))
         if self.config.pre_norm:
             x = self.norm(x)
-        x = layout.leave(x)
+        x = layout.unpack(x)
         if output_hidden_states:
             hidden[-1] = x
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -304,4 +304,4 @@ class CosformerModel(CosformerPreTrainedModel):
         own = layouts.padded(
             self.own_mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1], keeps=False
         )
-        return own.enter(hidden), own.real
+        return own.pack(hidden), own.real

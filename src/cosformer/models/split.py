@@ -15,7 +15,7 @@ from cosformer.distributed import SequenceGroup, Shard, sequence_group
 from cosformer.distributed.exchange import group_gather, group_sum
 from cosformer.distributed.group import AnyGroup
 from cosformer.models.config import CosformerConfig
-from cosformer.models.layout import unpredictable
+from cosformer.models.layout import loss_exclusion_mask
 from cosformer.models.pooling import pool
 from cosformer.models.targets import IGNORED
 from cosformer.ops.packing import document_bounds
@@ -111,7 +111,7 @@ def _sharded(
     labels, made = batch.get("labels") if not prefix else None, dict[str, Any]()
     if labels is not None and labels.shape[:2] == tokens.shape[:2]:
         if causal:
-            blind = unpredictable(labels, mask, None, cu_seqlens)
+            blind = loss_exclusion_mask(labels, mask, None, cu_seqlens)
             labels = labels if blind is None else labels.masked_fill(blind, IGNORED)
     else:
         labels = None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosformer.attention import State
 from cosformer.models.cache import CosformerCache
-from cosformer.nn import Block, Memory
+from cosformer.nn import Block, CrossAttentionState
 from cosformer.nn.state import TokenStep
 from cosformer.ops.one_token import StepWeights
 
@@ -80,7 +80,7 @@ def through_layers(
     after = []
     for i, block in enumerate(model.layers):
         before, into = states[i]
-        memory = None if source is None else Memory(None, memories[i], positions, seen)
+        memory = None if source is None else CrossAttentionState(None, memories[i], positions, seen)
         x, state, _ = block(
             x,
             source,

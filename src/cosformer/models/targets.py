@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.models.layout import unpredictable
+from cosformer.models.layout import loss_exclusion_mask
 
 IGNORED = -100  # a target that carries no loss
 
@@ -25,7 +25,7 @@ def next_tokens(
     given = labels if shift_labels is None else shift_labels
     if given is None:
         return None
-    hidden = unpredictable(given, attention_mask, position_ids, cu_seqlens)
+    hidden = loss_exclusion_mask(given, attention_mask, position_ids, cu_seqlens)
     if shift_labels is None:
         given = given if hidden is None else given.masked_fill(hidden, IGNORED)
         given = F.pad(given[:, 1:], (0, 1), value=IGNORED)

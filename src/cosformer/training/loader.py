@@ -39,7 +39,7 @@ class Keyed(Dataset[Batch]):
         return self.dataset[index]
 
 
-class Collated:
+class LoaderDataset:
     """Batches of a split through a `DataLoader`."""
 
     def __init__(self, task: Any, dataset: Any, *, workers: int, device: torch.device):

@@ -20,13 +20,13 @@ from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, files, model, record
 from cosformer.training import folder as folders
 from cosformer.training.clock import peak_memory
+from cosformer.training.device_dataset import LIMIT, DeviceDataset, TooLarge, is_static
 from cosformer.training.interrupt import Interrupt
-from cosformer.training.loader import Collated
+from cosformer.training.loader import LoaderDataset
 from cosformer.training.log import Log
 from cosformer.training.loop import WEIGHTS, Loop
 from cosformer.training.mesh import Mesh
 from cosformer.training.progress import Bar, Progress, chosen
-from cosformer.training.resident import LIMIT, Resident, TooLarge, is_static
 from cosformer.training.run import Run
 from cosformer.training.status import Status, best
 
@@ -198,5 +198,5 @@ def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
     if chosen or (run.data == "auto" and not run.workers and is_static(dataset)):
         whole, limit = run.compile and split == "train", None if chosen else LIMIT
         with suppress(TooLarge):
-            return Resident(task, dataset, device=device, whole=whole, limit=limit)
-    return Collated(task, dataset, workers=run.workers if split == "train" else 0, device=device)
+            return DeviceDataset(task, dataset, device=device, whole=whole, limit=limit)
+    return LoaderDataset(task, dataset, workers=run.workers if split == "train" else 0, device=device)

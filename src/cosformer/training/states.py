@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.utils import logging as hf_logging
 
-from cosformer.models.loading import placed
+from cosformer.models.loading import sharded_like
 
 _KEY = "cosformer_state"
 
@@ -90,7 +90,7 @@ def load_optimizer(path: Path, optimizer: Any) -> None:
     for key, value in {**tensors, **values["numbers"]}.items():
         index, name = key.split(".", 1)
         has_shape = isinstance(value, Tensor) and value.dim() > 0  # the number of steps has none
-        own = placed(value, parameters[int(index)]) if has_shape else value
+        own = sharded_like(value, parameters[int(index)]) if has_shape else value
         entries.setdefault(int(index), {})[name] = own
     optimizer.load_state_dict({"state": entries, "param_groups": state["param_groups"]})
 

@@ -20,7 +20,7 @@ class TooLarge(ValueError):
     """A split takes more of the device's memory than it may."""
 
 
-class Resident:
+class DeviceDataset:
     """A split, collated once, padded to its longest sample and kept in the smallest integers that hold it.
 
     A batch is cut to its own longest sample (rounded up as `tasks.base.padded` does), unless `whole`: a
