@@ -58,8 +58,8 @@ POSITIONS = """## Positions
 
 What a model adds to its tokens, or does to the heads of queries and keys (`CosformerConfig(position=...)`).
 `stochastic` (Liutkus et al., 2021, arXiv:2105.08399) is for the attentions that are linear in features.
-Random features and noise are drawn once, saved with the model, and drawn anew where the training loop calls
-`cosformer.drawn.redraw(model, step)` between steps, every `redraw_interval` of them.
+Random features and noise are sampled once, saved with the model, and resampled where the training loop calls
+`cosformer.random_features.resample(model, step)` between steps, every `redraw_interval` of them.
 """
 
 

@@ -19,12 +19,12 @@ from cosformer.attention.pattern import PatternAttention
 from cosformer.attention.registry import register
 from cosformer.attention.relations import Blocks, Ends
 from cosformer.attention.traits import Traits
-from cosformer.drawn import Drawn
 from cosformer.ops.checks import positive_int
+from cosformer.random_features import RandomFeatures
 
 
 @register("bigbird")
-class BigBird(PatternAttention, Drawn):
+class BigBird(PatternAttention, RandomFeatures):
     """Window, global and random blocks. Not causal: the paper's decoders use full attention.
 
     The random blocks are drawn when the mechanism is built, for each key head anew, and kept among the
@@ -73,9 +73,9 @@ class BigBird(PatternAttention, Drawn):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.draw_what_is_missing()
+        self.sample_missing()
 
-    def drawn(self) -> dict[str, Tensor]:
+    def sample(self) -> dict[str, Tensor]:
         """Integers, which no change of the model's floating type rounds: the pattern has to stay."""
         return {"draws": torch.randint(2**31, self.draws.shape, device="cpu")}
 

@@ -11,7 +11,7 @@ keys, and products of the two give back a kernel of the distance:
     conv   P_d(t) = sum_p a_p b_{p + t}, filters a and b over white noise
 
 The noise is drawn once and for all (a cached token must meet the noise of its neighbours), and anew by
-`cosformer.drawn.redraw`; the paper's optional gate is left out.
+`cosformer.random_features.resample`; the paper's optional gate is left out.
 """
 
 import math
@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cosformer.drawn import Drawn, interval
 from cosformer.ops.checks import positive_int
 from cosformer.positions.base import Position, Rotate
 from cosformer.positions.registry import register
+from cosformer.random_features import RandomFeatures, interval
 
 KINDS = ("sine", "conv")
 _NUMBERS_AT_ONCE = 2**24  # of noise, gathered for a few positions at a time
 
 
 @register("stochastic")
-class StochasticPosition(Position, Drawn):
+class StochasticPosition(Position, RandomFeatures):
     """Heads become R wide. Meant for attentions that are linear in features of q and k.
 
     Args:
@@ -87,7 +87,7 @@ class StochasticPosition(Position, Drawn):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.draw_what_is_missing()
+        self.sample_missing()
         if self.kind == "sine":
             nn.init.normal_(self.frequency, mean=-4.0, std=1.0)  # waves of about 100 positions
             nn.init.zeros_(self.phase)
@@ -97,7 +97,7 @@ class StochasticPosition(Position, Drawn):
             nn.init.constant_(self.query_filter, self.taps**-0.5)
             nn.init.constant_(self.key_filter, self.taps**-0.5)
 
-    def drawn(self) -> dict[str, Tensor]:
+    def sample(self) -> dict[str, Tensor]:
         if self.kind == "sine":
             return {"noise": torch.randn(self.noise.shape, device="cpu")}
         return {"seed": torch.randint(2**62, (), device="cpu")}

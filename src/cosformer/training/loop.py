@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer import drawn
+from cosformer import random_features
 from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, files, parallel, schedules, states
@@ -51,7 +51,7 @@ class Loop:
         self.optimizer = parallel.adamw(net, run, mesh.device)
         self.objective = Objective(task, mesh, batch=run.batch, precision=run.precision)
         self.pending, self.clock = PendingMetrics(mesh), Clock(mesh.device)
-        self.draws = any(isinstance(m, drawn.Drawn) for m in net.modules())
+        self.has_random_features = any(isinstance(m, random_features.RandomFeatures) for m in net.modules())
         self.first_step = status.step
         self.interrupted = False
         self._latest: dict[str, float] = {}
@@ -122,10 +122,10 @@ class Loop:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.draws:
-            with torch.random.fork_rng([]):  # the same numbers in every process, whatever else was drawn
+        if self.has_random_features:
+            with torch.random.fork_rng([]):  # the same numbers in every process, whatever was sampled before
                 torch.default_generator.manual_seed(run.seed * 1_000_003 + step)
-                drawn.redraw(self.net, step)
+                random_features.resample(self.net, step)
         return rate
 
     def _asked_to_stop(self) -> bool:
