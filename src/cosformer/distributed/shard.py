@@ -144,10 +144,6 @@ class Shard:
         inside = tuple(min(max(x, a), b) - a for x in self.bounds[first : stop + 1])
         return [Part(a - self.start, b - self.start, slice(first, stop), inside, (), 0)]
 
-    def local_bounds(self, device: torch.device) -> Tensor:
-        """The documents of this shard as `cu_seqlens`."""
-        return torch.tensor(self.cut(self.start, self.stop)[1], device=device)
-
     def positions(self, device: torch.device) -> Tensor:
         """[1, L]: where the tokens stand in their documents."""
         at = torch.arange(self.start, self.stop, device=device)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -16,63 +16,36 @@ from cosformer.ops.validation import check_call, check_distances, horizon_of, ma
 from cosformer.ops.windows import Windows, check_windows, last_keys, public, same_windows
 
 
+class _Options(TypedDict, total=False):
+    """The keyword arguments of the operator but for `return_state`, which decides what it returns."""
+
+    causal: bool
+    horizon: float | None
+    windows: Sequence[int | None] | None
+    key_mask: Tensor | None
+    query_offset: int | None
+    cu_seqlens: Tensor | None
+    eps: float
+    lengths: Tensor | None
+    state: CosformerState | None
+    backend: str
+
+
 @overload
 def cosformer_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = ...,
-    horizon: float | None = ...,
-    windows: Sequence[int | None] | None = ...,
-    key_mask: Tensor | None = ...,
-    query_offset: int | None = ...,
-    cu_seqlens: Tensor | None = ...,
-    eps: float = ...,
-    lengths: Tensor | None = ...,
-    state: CosformerState | None = ...,
-    return_state: Literal[False] = ...,
-    backend: str = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, return_state: Literal[False] = ..., **options: Unpack[_Options]
 ) -> Tensor: ...
 
 
 @overload
 def cosformer_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = ...,
-    horizon: float | None = ...,
-    windows: Sequence[int | None] | None = ...,
-    key_mask: Tensor | None = ...,
-    query_offset: int | None = ...,
-    cu_seqlens: Tensor | None = ...,
-    eps: float = ...,
-    lengths: Tensor | None = ...,
-    state: CosformerState | None = ...,
-    return_state: Literal[True],
-    backend: str = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, return_state: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Tensor, CosformerState]: ...
 
 
 @overload
 def cosformer_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = ...,
-    horizon: float | None = ...,
-    windows: Sequence[int | None] | None = ...,
-    key_mask: Tensor | None = ...,
-    query_offset: int | None = ...,
-    cu_seqlens: Tensor | None = ...,
-    eps: float = ...,
-    lengths: Tensor | None = ...,
-    state: CosformerState | None = ...,
-    return_state: bool,
-    backend: str = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, return_state: bool, **options: Unpack[_Options]
 ) -> Tensor | tuple[Tensor, CosformerState]: ...
 
 
