@@ -44,7 +44,7 @@ class CosformerCache(Cache):
 
     Args:
         config: of the model.
-        static: steps of one token may be compiled, over tensors that stay where they are: what
+        static: steps of one token may be compiled, over tensors with fixed addresses: what
             `generate(..., cache_implementation="static")` makes.
     """
 
@@ -64,7 +64,7 @@ class CosformerCache(Cache):
             if not layer.traits.constant_state and not issubclass(layer.state_type or object, GrowingState):
                 raise ValueError(
                     f'static (cache_implementation="static") must be left out for attention {layer.name!r}: '
-                    "its state grows, and is no GrowingState that could be given a fixed room."
+                    "its state grows, and is no GrowingState, which could be given a fixed number of columns."
                 )
         growing = _decoding(config, config.growing_layers)
         self._set(
@@ -83,13 +83,13 @@ class CosformerCache(Cache):
         made_for: dict[str, Any],
     ) -> None:
         super().__init__(layers=layers)
-        self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
-        self.capacity = 0  # tokens of a row that compiled steps have room for, where a state grows
+        self.decoding: Decoding | None = None  # compiled steps, where generate() uses them
+        self.capacity = 0  # columns of static states that grow; further steps are not compiled
         self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
 
     @classmethod
     def of_layers(cls, layers: list[StateLayer], **made_for: Any) -> "CosformerCache":
-        """One of the same kind as another, whose fields these are, over other layers."""
+        """A cache of these layers, for the same model as the cache with the fields `made_for`."""
         cache = cls.__new__(cls)
         cache._set(layers, **made_for)
         return cache
@@ -100,7 +100,7 @@ class CosformerCache(Cache):
 
     @property
     def past(self) -> Past | None:
-        """Where the next tokens stand; None before the first call."""
+        """The positions of the next tokens; None before the first call."""
         return self.layers[0].past
 
     @property
@@ -116,8 +116,8 @@ class CosformerCache(Cache):
             super().batch_select_indices(indices)
 
     def replace_rows(self, rows: Tensor, other: "CosformerCache") -> None:
-        """The rows of another cache of the same model in place of these: what they read is forgotten. Every
-        layer needs a state of constant size, in which a text of any length is a row."""
+        """Replaces these rows by those of another cache of the same model. Every layer needs a state of
+        constant size, in which a text of any length is one row."""
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.replace_rows(rows, theirs)
         self.recount()

@@ -27,7 +27,7 @@ _PLAIN_MODES = (
     GenerationMode.BEAM_SAMPLE,
 )  # fmt: skip
 FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
-SHORTEST_ROOM = 256  # tokens that states which grow have room for in compiled steps, at least
+MIN_STATIC_TOKENS = 256  # least number of columns of states that grow, in compiled steps
 
 
 class StatefulGenerationMixin(GenerationMixin):
@@ -134,7 +134,7 @@ class StatefulGenerationMixin(GenerationMixin):
         cache.decoding = self._decoding
         if self.config.lacking("constant_state") is not None:
             # Powers of two: a graph is compiled for each.
-            longest = max(SHORTEST_ROOM, generation_config.max_length or 0)
+            longest = max(MIN_STATIC_TOKENS, generation_config.max_length or 0)
             cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
