@@ -78,8 +78,8 @@ def gathered_attention(
 
 def masked_softmax(scores: Tensor, seen: Tensor) -> Tensor:
     """Over the last dimension and where `seen`, in float32 or better; zeros where nothing is seen."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
-    weights = wide.masked_fill(~seen, torch.finfo(wide.dtype).min).softmax(-1)
+    upcast = scores if scores.dtype == torch.float64 else scores.float()
+    weights = upcast.masked_fill(~seen, torch.finfo(upcast.dtype).min).softmax(-1)
     return weights.masked_fill(~seen, 0)
 
 

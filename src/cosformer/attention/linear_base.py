@@ -70,17 +70,17 @@ class LinearAttention(Attention):
             raise ValueError(
                 "key_mask and cu_seqlens do not go together: a packed row has no padding to hide."
             )
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        kind = q.dtype
+        accum_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dtype = q.dtype
         # Autocast would sum in half precision, where a thousand tokens are the end of counting by ones.
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v = (x.to(wide) for x in (q, k, v))
+            q, k, v = (x.to(accum_dtype) for x in (q, k, v))
             if cu_seqlens is not None:
                 out, after = self._packed(q, k, v, cu_seqlens, causal, state)
             else:
                 offset = offset_or_default(query_offset, q, k, causal)
                 out, after = self._row(q, k, v, key_mask, causal, offset, state)
-        return out.to(kind), after if return_state else None
+        return out.to(dtype), after if return_state else None
 
     def _row(
         self,
@@ -167,8 +167,8 @@ class LinearAttention(Attention):
         sums, ones = after.numerator, after.denominator
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         for b in bundles(bounds, q.device):
-            came = None if state is None else state.select(b.documents)
-            o, s = self._row(b.take(q), b.take(k), b.take(v), b.real, causal, 0, came)
+            initial_state = None if state is None else state.select(b.documents)
+            o, s = self._row(b.take(q), b.take(k), b.take(v), b.real, causal, 0, initial_state)
             b.put(out, o)
             sums = sums.index_copy(0, b.documents, s.numerator)
             ones = ones.index_copy(0, b.documents, s.denominator)

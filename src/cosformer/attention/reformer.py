@@ -88,8 +88,8 @@ class Reformer(Attention, RandomFeatures):
             raise ValueError(
                 f"q must have heads of {self.head_dim}, the head_dim of this reformer, but got {q.shape[3]}."
             )
-        wide = torch.promote_types(q.dtype, torch.float32)
-        rotated = q[:, :, None].to(wide) @ self.rotations.to(wide)
+        accum_dtype = torch.promote_types(q.dtype, torch.float32)
+        rotated = q[:, :, None].to(accum_dtype) @ self.rotations.to(accum_dtype)
         bucket = torch.cat([rotated, -rotated], -1).argmax(-1)
         if key_mask is not None:
             bucket = bucket.masked_fill(~key_mask[:, None, None], 2 * self.rotations.shape[2])

@@ -20,12 +20,12 @@ class Traits:
         cross: queries and keys may have different lengths (and `query_offset` may be given).
         key_mask: single keys can be hidden.
         cu_seqlens: several documents can be packed into one row.
-        recurrent: what came before can be carried as a state.
+        recurrent: the past can be carried as a state.
         packed_state: states come and go for each document of a packed row.
         constant_state: the state is as large after a million tokens as after one.
         grouped_heads: a key head may serve several query heads.
         sequence_parallel: one sequence can be split over a process group (`Attention.split`).
-        random: it works with numbers that are drawn, and not learned.
+        random: it uses random numbers that are not learned.
         reads: which of q, k and v have a part in the output; modules project no others.
     """
 

@@ -52,7 +52,7 @@ class _LanguageModel(CosformerPreTrainedModel):
                 return logits, None
             more = {} if items is None else {"num_items_in_batch": items}
             if self.causal:
-                more["shift_labels"] = targets  # transformers' loss would move labels itself
+                more["shift_labels"] = targets  # transformers' loss would shift labels itself
             loss = self.loss_function(logits=logits, labels=targets, vocab_size=config.vocab_size, **more)
         return logits, loss if group is None else group_sum(loss, group)
 
@@ -64,7 +64,7 @@ class _LanguageModel(CosformerPreTrainedModel):
 
 
 class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
-    """Each token says what comes next; `generate()` carries a state of constant size."""
+    """Predicts the next token; `generate()` carries a state of constant size."""
 
     causal = True
 
@@ -85,7 +85,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As `CosformerModel.forward`; labels [B, T] are input_ids, -100 (or `ignore_index`) where no loss is
-        wanted. `shift_labels` [B, T], in their place, has the token behind each column already.
+        wanted. `shift_labels` [B, T], in their place, has the next token of each column already.
 
         The first token of a document is never predicted from another document, nor padding at all.
         """
@@ -121,7 +121,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         documents = (attention_mask, position_ids, cu_seqlens)
-        if self.model.sequence_group is not None:  # where documents begin is said of the whole text
+        if self.model.sequence_group is not None:  # cu_seqlens are of the whole sequence
             documents = (None, None, None)
             if labels is not None:
                 raise ValueError(
@@ -145,7 +145,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
 
 
 class CosformerForMaskedLM(_LanguageModel):
-    """Each token says what stands in its own place; it sees both sides."""
+    """Predicts masked tokens from both sides."""
 
     causal = False
 
@@ -173,7 +173,7 @@ class CosformerForMaskedLM(_LanguageModel):
         )
         if kwargs.get("shift_labels") is not None:
             raise ValueError(
-                f"shift_labels must be left out: {type(self).__name__} says what stands in its own place, "
+                f"shift_labels must be left out: {type(self).__name__} predicts the token of its own column, "
                 "so give labels."
             )
         targets = None if labels is None else without(labels, kwargs.get("ignore_index"))

@@ -32,7 +32,7 @@ class MultiheadAttention(Projections):
         attention: the mechanism, from `attention.build`.
         kdim, vdim: width of key and value, embed_dim unless given.
         num_kv_heads: key and value heads, num_heads unless given (grouped heads).
-        causal: a position sees itself and what came before.
+        causal: a position sees itself and earlier ones.
         bias: of the projections.
         conv_size: tokens that a `ShortConvolution` of q, k and v reads, or None; for self-attention.
         qk_norm: an RMS norm of each head's queries and keys, with a learned scale.
@@ -123,9 +123,9 @@ class MultiheadAttention(Projections):
                     "key must be left out where conv_size is given: the convolution is for self-attention. "
                     "Build cross-attention without conv_size."
                 )
-            came, state = _apart(state)
+            conv_state, state = _apart(state)
             where: dict[str, Any] = {"key_mask": key_mask, "lengths": lengths, "cu_seqlens": cu_seqlens}
-            q, k, v, inputs = self._convolved(q, k, v, state=came, return_state=return_state, **where)
+            q, k, v, inputs = self._convolved(q, k, v, state=conv_state, return_state=return_state, **where)
         if self.q_norm is not None:
             q = self.q_norm(q)
         if self.k_norm is not None:

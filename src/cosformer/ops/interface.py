@@ -93,7 +93,7 @@ def cosformer_attention(
         eps: lower bound of the denominator.
         lengths: int [B], how many of the Tk columns belong to each row. Those behind are padding: they are
             masked, and the outgoing state stands behind the last column that is not.
-        state: what came before this call's keys, from `return_state`.
+        state: the state before this call's keys, from `return_state` of the call before.
         return_state: also return the state after this call's keys.
         backend: "auto", or one of `cosformer.backends()` by name.
 

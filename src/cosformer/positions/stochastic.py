@@ -127,9 +127,9 @@ class StochasticPosition(Position, RandomFeatures):
                     f"q and k must have heads of {self.head_dim}, in multiples of {self.num_kv_heads}, for "
                     f"this stochastic position, but got {heads} heads of {dim}."
                 )
-            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+            accum_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
             with torch.autocast(x.device.type, enabled=False):
-                grouped = x.to(wide).unflatten(2, (self.num_kv_heads, -1))  # (B, T, Hk, G, D)
+                grouped = x.to(accum_dtype).unflatten(2, (self.num_kv_heads, -1))  # (B, T, Hk, G, D)
                 out = (
                     self._conv(grouped, positions, key) if waves is None else self._sine(grouped, waves[key])
                 )
@@ -144,9 +144,9 @@ class StochasticPosition(Position, RandomFeatures):
 
     def _waves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[cos, sin] of each sinusoid for queries and for keys, [B, T, Hk, D, 2C]: one for all layers."""
-        wide = torch.float64 if self.phase.dtype == torch.float64 else torch.float32
-        angle = positions[..., None, None, None].to(wide) * self._frequency().to(wide) * (2 * math.pi)
-        turned = angle + self.phase.to(wide)
+        dtype = torch.float64 if self.phase.dtype == torch.float64 else torch.float32
+        angle = positions[..., None, None, None].to(dtype) * self._frequency().to(dtype) * (2 * math.pi)
+        turned = angle + self.phase.to(dtype)
         of_queries, of_keys = (torch.cat([x.cos(), x.sin()], -1) for x in (turned, angle))
         return of_queries, of_keys
 
