@@ -1,5 +1,5 @@
-"""Which recipes there are: files of the folder `recipes` of a checkout. Imports nothing heavy, so that a name
-that is wrong is told at once."""
+"""Which recipes there are: files of the folder `recipes` of a checkout. Imports nothing heavy, so that a
+wrong name is reported at once."""
 
 import difflib
 from pathlib import Path

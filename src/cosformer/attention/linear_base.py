@@ -72,7 +72,7 @@ class LinearAttention(Attention):
             )
         accum_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         dtype = q.dtype
-        # Autocast would sum in half precision, where a thousand tokens are the end of counting by ones.
+        # Autocast would sum in half precision, which cannot count beyond some thousand tokens.
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = (x.to(accum_dtype) for x in (q, k, v))
             if cu_seqlens is not None:
@@ -155,7 +155,7 @@ class LinearAttention(Attention):
         causal: bool,
         state: LinearState | None,
     ) -> tuple[Tensor, LinearState]:
-        """Short documents side by side as rows of a batch, long ones alone: no sum runs over two of them."""
+        """Short documents as rows of a batch, long ones alone: no sum includes two of them."""
         bounds = document_bounds(cu_seqlens, q.shape[1])
         count = len(bounds) - 1
         after = state

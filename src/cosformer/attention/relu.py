@@ -86,7 +86,7 @@ class Relu(LinearAttention):
         weights = (q @ k[:, :, None]).masked_fill(~seen[:, :, None], 0)  # (B, Hk, G, Tq, Tk)
         n1 = weights @ v1[:, :, None]  # numerator and denominator side by side
         out = n1[..., :-1] / n1[..., -1:].clamp_min(self.eps)
-        return out.permute(0, 3, 1, 2, 4).flatten(2, 3), LinearState.zeros(psi, v)  # a state nobody gets
+        return out.permute(0, 3, 1, 2, 4).flatten(2, 3), LinearState.zeros(psi, v)  # not returned
 
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None

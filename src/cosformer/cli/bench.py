@@ -1,7 +1,7 @@
 """`cosformer bench`: the benchmarks, which belong to the source tree and not to the installed package.
 
-They measure the sources they lie beside, and record their commit; a wheel has neither. So they are looked
-for beside the package (an editable installation, or PYTHONPATH=src), then in the current folder.
+They measure the sources of their own checkout and record its commit; a wheel has neither. So they are
+searched beside the package (an editable installation, or PYTHONPATH=src), then in the current folder.
 """
 
 import argparse

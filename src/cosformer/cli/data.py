@@ -1,4 +1,4 @@
-"""`cosformer data`: which tasks there are, and whether their data is here and whole."""
+"""`cosformer data`: which tasks there are, and whether their data is complete on this machine."""
 
 import argparse
 
@@ -25,7 +25,7 @@ def arguments(p: Parser) -> None:
 
 
 def state(name: str) -> str:
-    """Whether all splits of a task can be opened at once, or what is still to be done."""
+    """Whether all splits of a task can be opened now, or what has to be done first."""
     from cosformer import tasks
     from cosformer.tasks.io import cache
 
@@ -83,6 +83,6 @@ def run(args: argparse.Namespace) -> int:
             print(f"fetched {path}")
         with cache.every_byte_is_verified():
             print(opened(args.task, overrides(args.settings)))
-    except (ValueError, TypeError) as error:  # data that is missing or damaged among them
+    except (ValueError, TypeError) as error:  # among them: data that is missing or damaged
         raise UsageError(str(error)) from None
     return 0

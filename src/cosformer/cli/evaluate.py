@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _about(weights: Path) -> str:
-    """Which step they are of, and whether the run may still come to better ones."""
+    """The step of the weights, and whether the run is unfinished."""
     from cosformer.training import files
     from cosformer.training.status import Status
 

@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LONGEST = 1 << 30  # bytes of a context
-PIECE = 2048  # tokens of a context that are read at once
+PIECE = 2048  # tokens of a chunk of the context
 
 
 def arguments(p: Parser) -> None:
@@ -40,9 +40,9 @@ def arguments(p: Parser) -> None:
     p.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before the prompt")
     p.add_argument("--tokens", type=positive_int, default=200, help="how many to make (default: 200)")
     p.add_argument("--temperature", type=number(0, 100), default=0.8, help="default: 0.8")
-    p.add_argument("--top_k", type=positive_int, help="choose among so many (default: all)")
+    p.add_argument("--top_k", type=positive_int, help="sample among the K most likely (default: all)")
     p.add_argument(
-        "--top_p", type=number(0, 1), help="choose among the likeliest of this share (default: all)"
+        "--top_p", type=number(0, 1), help="sample among the most likely of this share (default: all)"
     )
     p.add_argument("--greedy", action="store_true", help="always the likeliest token")
     p.add_argument("--seed", type=seed, default=0, help="default: 0")
@@ -86,11 +86,11 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
         model = loading.load_model(CosformerForCausalLM, folder, dtype=dtype)
     except UsageError:
         raise
-    except Exception as error:  # whatever a library makes of files that somebody else wrote
+    except Exception as error:  # libraries raise many classes for malformed files
         if out_of_memory(error):
             raise
         raise UsageError(f"{folder} cannot be loaded: {_first(error)}") from None
-    # Only what the command line says decides how tokens are chosen: a file could ask for a million beams.
+    # Only the command line decides how tokens are chosen: a saved file could ask for a million beams.
     ends = {name: getattr(model.generation_config, name) for name in _ENDS}
     for name, given in ends.items():
         for token in given if isinstance(given, list) else [given]:
@@ -101,7 +101,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
 
 
 def _tokenizer(folder: Path, config: Any) -> Any:
-    """The one saved beside the model, as a run over pieces of words does. A run over bytes needs none."""
+    """The tokenizer saved beside the model; a model over bytes needs none."""
     from cosformer.models import byte_tokenizer, loading
 
     if not any(folder.glob("*token*")) and config.vocab_size == 256:
@@ -115,13 +115,13 @@ def _tokenizer(folder: Path, config: Any) -> Any:
 
 
 def _first(error: Exception) -> str:
-    """The first sentence of what a library said."""
+    """The first sentence of an error message."""
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return said if said.endswith((".", "?")) else said + "."
 
 
 def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
-    """Token ids [1, T] of a text, if it and the tokens that are to come fit into the model."""
+    """Token ids [1, T] of a text, if it and the tokens to generate fit into the model."""
     longest, vocabulary = config.max_position_embeddings, config.vocab_size
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     if ids.shape[1] == 0:
@@ -139,7 +139,7 @@ def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
 
 
 def read(model: Any, ids: torch.Tensor, progress: Progress | None = None) -> Any:
-    """A cache that has read ids [1, T], in pieces: memory does not grow with the length."""
+    """A cache of ids [1, T], read in chunks so that memory does not grow with the length."""
     import torch
 
     from cosformer.models import CosformerCache
@@ -195,7 +195,7 @@ def stream_generate(
     ids = ids.to(model.device)
     cache = None
     if model.config.traits.recurrent and ids.shape[1] > 1:
-        cache = read(model, ids[:, :-1], progress)  # generate() reads what the cache has not seen: one token
+        cache = read(model, ids[:, :-1], progress)  # generate() reads the one token that the cache lacks
     with torch.inference_mode():
         model.generate(
             ids,
@@ -222,7 +222,7 @@ def _file(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
 def run(args: argparse.Namespace) -> int:
     try:
         args.prompt.encode()
-    except UnicodeEncodeError:  # bytes that the shell handed on as they were
+    except UnicodeEncodeError:  # the shell passed bytes that are not UTF-8
         raise UsageError("--prompt is not text in UTF-8.") from None
     if not args.folder.is_dir():
         raise UsageError(

@@ -1,5 +1,5 @@
-"""`cosformer generate --prompts`: a text for every line of a file, many at a time, in order; a command that
-was stopped goes on where it was."""
+"""`cosformer generate --prompts`: a text for every line of a file, in order, generated in batches; a command
+that was stopped continues where it was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises where the options do not go together."""
+    """Raises where the options contradict each other."""
     if args.prompts is None:
         if args.out is not None:
             raise UsageError("--out is for --prompts FILE.jsonl; a single text goes to the terminal.")
@@ -43,7 +43,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """What each line says: its prompt, or an error; blank lines at the end do not count."""
+    """For each line its prompt, or an error; blank lines at the end do not count."""
     lines = path.read_bytes().rstrip().split(b"\n")
     if lines == [b""]:
         raise UsageError(f'--prompts {path} is empty; a line is an object like {{"prompt": "Once upon"}}.')
@@ -67,7 +67,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def kept(path: Path, lines: list[dict[str, Any]], made_with: dict[str, Any]) -> int:
-    """How many texts an earlier command left in the file, complete; a line that was cut off is taken out."""
+    """The number of complete texts that an earlier command wrote; a line that was cut off is removed."""
     if not path.exists():
         return 0
     data = path.read_bytes()
@@ -86,7 +86,7 @@ def kept(path: Path, lines: list[dict[str, Any]], made_with: dict[str, Any]) -> 
             raise _foreign(path, count + 1)
         count += 1
     if len(whole) < len(data):
-        # Only a line that such a command began and did not finish may be taken out.
+        # Only a line that such a command began and did not finish may be removed.
         tail, begins = data[len(whole) :], f'{{"line": {count + 1}, '.encode()
         if not tail.startswith(begins) and not begins.startswith(tail):
             raise _foreign(path, count + 1)
@@ -103,7 +103,7 @@ def _foreign(path: Path, line: int) -> UsageError:
 
 
 def run(args: argparse.Namespace, model: Any, tokenizer: Any, choice: Choice) -> int:
-    """Writes a line for every line of the prompts; 1 where some could not be used."""
+    """Writes a line for every line of the prompts; exit code 1 where some could not be used."""
     lines = lines_of(args.prompts)
     made_with = {"tokens": args.tokens, **asdict(choice)}
     begun = kept(args.out, lines, made_with)
@@ -139,7 +139,7 @@ def _in_order(
     lines: list[dict[str, Any]],
     begun: int,
 ) -> Iterator[dict[str, Any]]:
-    """What is to be said of each line from `begun` on; a text that is finished early waits for others."""
+    """The record of each line from `begun` on, in order; a text that is finished early waits for others."""
     from cosformer.models.batching import generate_many
 
     numbers: list[int] = []

@@ -1,4 +1,4 @@
-"""Options that teach: a typo gets the word that was meant, a mistake one sentence and exit code 2."""
+"""The argument parser: a typo gets a suggestion, an error is one sentence and exit code 2."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations (a typo would pass for one), no page of usage for a mistake."""
+    """Without abbreviations (a typo could pass for one), and without the usage text in errors."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("allow_abbrev", False)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, left = self.parse_known_args(args, namespace)
-        if hasattr(found, "settings"):  # NAME=VALUE words may stand anywhere, also behind options
+        if hasattr(found, "settings"):  # NAME=VALUE words may be anywhere, also after options
             found.settings += [word for word in left if not word.startswith("-")]
             left = [word for word in left if word.startswith("-")]
         if left:

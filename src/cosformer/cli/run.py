@@ -48,7 +48,7 @@ def run(args: Any) -> int:
         return _code(left.code)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # what goes wrong in somebody else's program is told by its traceback
+    except BaseException:  # errors of the other program keep their traceback
         traceback.print_exc()
         return 1
     finally:
@@ -56,7 +56,7 @@ def run(args: Any) -> int:
 
 
 def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
-    """What runs the program, and sys.argv for it."""
+    """The function that runs the program, and sys.argv for it."""
     name, *rest = words
     if name == "-m":
         if not rest:
@@ -68,7 +68,7 @@ def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise UsageError(f"there is no file {name}")
-        # As `python FILE` has it: the folder of the file is looked in first.
+        # As with `python FILE`, the folder of the file comes first on the path.
         sys.path.insert(0, str(Path(name).resolve().parent))
         return lambda: _nothing(runpy.run_path(name, run_name="__main__")), words
     commands: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group="console_scripts")}
@@ -83,16 +83,16 @@ def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
 def _there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # the package around it is not there, or it is no name
+    except (ImportError, ValueError):  # the parent package is missing, or it is no valid name
         return False
 
 
 def _nothing(_: object) -> None:
-    """A file or module leaves its variables, which are no exit code."""
+    """For runpy, which returns the variables of a module and no exit code."""
 
 
 def _code(left: Any) -> int:
-    """An exit code as the interpreter makes one of what a program leaves."""
+    """The exit code that the interpreter would make of a program's result."""
     if left is None:
         return 0
     if isinstance(left, int):

@@ -1,4 +1,4 @@
-"""What `train` and `compare` share: a recipe with settings from the command line, and what is said when its
+"""Shared by `train` and `compare`: a recipe with settings from the command line, and the messages when
 training ends early."""
 
 import argparse
@@ -20,7 +20,7 @@ NESTED = ("model", "task_settings")
 
 
 class Failed(Exception):
-    """The run itself went wrong, and nobody mistyped: exit code 1."""
+    """The run itself failed, and not because of the command line: exit code 1."""
 
 
 def add(p: Parser) -> None:
@@ -28,7 +28,7 @@ def add(p: Parser) -> None:
     settings = p.add_argument(
         "settings", nargs="*", metavar="NAME=VALUE", help="settings that differ from the recipe's"
     )
-    settings.required = False  # or argparse would miss them beside a missing recipe
+    settings.required = False  # or argparse would list them as missing together with the recipe
     p.add_argument("--scale", type=one_of(*SCALES), default="small", help="tiny, small (default) or paper")
     p.add_argument("--results", type=Path, help="file of records (default: results/<task>.jsonl)")
     p.add_argument("--fresh", action="store_true", help="start again instead of going on from a checkpoint")
@@ -63,7 +63,7 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def build(recipe: str, scale: str, attention: str, words: Sequence[str], option: str = "--attention") -> Any:
-    """The run of a recipe; what is wrong with it is the user's to put right. `option` chose the attention."""
+    """The run of a recipe; its errors are UsageErrors. `option` is the one that names the attention."""
     settings = overrides(words)
     try:
         recipe_files.check(recipe)
@@ -81,7 +81,7 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
         if attention not in names():  # a recipe may bring its own
             hint = did_you_mean(attention, names()) or f" There are {', '.join(names())}."
             raise UsageError(f"{option}: {attention!r} is not known.{hint}")
-        # Wrong settings of the task or of the model come to light here, and not in the middle of a run.
+        # Wrong settings of the task or of the model raise here, and not in the middle of a run.
         task = build_task(run.task, **run.task_settings)
         model.refuse_what_does_not_fit(run, task)
         model.initial(run)
@@ -97,8 +97,8 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
 
 
 def _of_recipe(recipe: str, **settings: Any) -> Any:
-    """The run that a recipe makes. A recipe is a program of the user: what goes wrong in it is told with the
-    line it went wrong in."""
+    """The run that a recipe builds. A recipe is a program of the user: its errors are reported with their
+    line."""
     from cosformer.training import recipes
 
     try:
@@ -126,7 +126,7 @@ def _compilers() -> list[str]:
 
 
 def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]) -> dict[str, Any]:
-    """Trains one run, or goes on with it; `again` is the command that does so."""
+    """Trains one run, or continues it; `again` is the command that does so."""
     from cosformer.peers import PeerFailed
     from cosformer.training import Diverged, Interrupted, checkpoint
     from cosformer.training import train as train_
@@ -165,8 +165,8 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
 
 
 def repeated(words: Sequence[str]) -> list[str]:
-    """Settings for the command that goes on: of one that was given several times the last, which counted. All
-    of `model` at once undoes what was said of its settings before."""
+    """Settings for the command that continues a run: of a setting that was given several times, the last one.
+    A value for all of `model` replaces earlier settings inside it."""
     kept: dict[str, str] = {}
     for word in words:
         name = word.partition("=")[0]

@@ -53,7 +53,7 @@ def port(word: str) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound, before minutes are spent on loading."""
+    """A bound socket, so that an error comes before the model is loaded."""
     found = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -96,7 +96,7 @@ def _serve(
     app = application(name, model, tokenizer, batch_size=args.batch_size)
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-    except Exception as error:  # whatever a template may do
+    except Exception as error:  # a template can raise anything
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UsageError(f"the chat template cannot be used: {said}; give another --chat_template.") from None
     listening.listen(2048)  # a client that reads the line below may connect at once

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     again += ["--results", str(args.results)] if args.results else []
     finished = runs.finished(folder, args)
     record = runs.train(chosen, folder, args, again)
-    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+    if os.environ.get("RANK", "0") != "0":  # only the first process prints
         return 0
     if finished:
         print(f"Nothing was trained: {folder} holds this run, finished; --fresh trains it again.")
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from cosformer import record_file
 
     recorded = runs.results(record["task"], args)
-    # A finished run may lie where nothing can be written.
+    # A finished run may be on a read-only disk.
     there = "" if record_file.holds(recorded, record, "id") else "not "
     print(f"Kept in {folder}; {there}recorded in {recorded}")
     return 0

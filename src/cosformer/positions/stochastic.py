@@ -10,7 +10,7 @@ keys, and products of the two give back a kernel of the distance:
     sine   P_d(t) = sum_c gain_c^2 cos(2 pi f_c t + phase_c)
     conv   P_d(t) = sum_p a_p b_{p + t}, filters a and b over white noise
 
-The noise is drawn once and for all (a cached token must meet the noise of its neighbours), and anew by
+The noise is sampled once (cached tokens must see the noise that their neighbours saw), and again by
 `cosformer.random_features.resample`; the paper's optional gate is left out.
 """
 
@@ -26,7 +26,7 @@ from cosformer.positions.registry import register
 from cosformer.random_features import RandomFeatures, interval
 
 KINDS = ("sine", "conv")
-_NUMBERS_AT_ONCE = 2**24  # of noise, gathered for a few positions at a time
+_NUMBERS_AT_ONCE = 2**24  # elements of noise that are gathered at a time
 
 
 @register("stochastic")
@@ -41,7 +41,7 @@ class StochasticPosition(Position, RandomFeatures):
         realisations: R; None: head_dim, so that heads keep their size.
         sines: sinusoids a feature.
         taps: length of the filters: P_d(t) = 0 from this distance on.
-        redraw_interval: training steps between two draws of the noise; None: never.
+        redraw_interval: training steps between two samples of the noise; None: never.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class StochasticPosition(Position, RandomFeatures):
             self.query_filter, self.key_filter = (
                 nn.Parameter(torch.empty(*shape, self.taps)) for _ in range(2)
             )
-            # A number for each position, feature and realisation is too much to store: its seed will do.
+            # A number for each position, feature and realisation is too much to store: the seed is stored.
             self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
             self._white: tuple[Tensor, int, Tensor] | None = None
         self.reset_parameters()
@@ -152,7 +152,7 @@ class StochasticPosition(Position, RandomFeatures):
 
     def _sine(self, x: Tensor, waves: Tensor) -> Tensor:
         noise = self.noise.to(x.dtype) * self.gain.to(x.dtype).repeat(1, 1, 2)[..., None]
-        # The noise of a position is never formed: waves times x, then one product with all that was drawn.
+        # The noise of a position is never formed: waves times x, then one product with all random numbers.
         mixed = (x[..., None] * waves.to(x.dtype).unsqueeze(3)).flatten(-2)  # (B, T, Hk, G, D 2C)
         return mixed @ noise.flatten(1, 2)
 
@@ -164,7 +164,7 @@ class StochasticPosition(Position, RandomFeatures):
         parts = []
         for a in range(0, x.shape[1], size):
             here = (x[:, a : a + size], positions[:, a : a + size], filters, white)
-            # What is gathered is large and made again for the backward pass.
+            # The gathered noise is large, and recomputed in the backward pass.
             recompute = torch.is_grad_enabled() and (x.requires_grad or filters.requires_grad)
             parts.append(checkpoint(_filtered, *here, use_reentrant=False) if recompute else _filtered(*here))
         return torch.cat(parts, 1) if parts else x.new_zeros(*x.shape[:-1], self.realisations)

@@ -1,5 +1,4 @@
-"""Files that are whole or not there: whatever happens meanwhile, the one before stays until the new one is
-complete."""
+"""Atomic writes: the old file stays until the new one is complete on disk."""
 
 import os
 import tempfile
@@ -11,7 +10,7 @@ def replace(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Writes beside the file, to the disk, and only then takes its place."""
+    """Writes to a temporary file, syncs it, and renames it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
