@@ -1,8 +1,8 @@
-"""Processes that compute together end together, and know why.
+"""Ends all processes of a group when one fails, each with the reason.
 
-Whoever waits in a collective for a process that has failed waits for minutes, and then reads an address
-instead of a reason. Here every process holds a connection to that of rank 0: the kernel closes it when a
-process dies, however that happens, and a process that fails says why before it leaves.
+A collective waits for a failed process for minutes, and then reports an address instead of a reason. Here
+every process holds a connection to rank 0: the kernel closes it when a process dies, however that happens,
+and a process that fails sends its reason before it exits.
 """
 
 import logging
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GRACE = 10.0  # seconds that a process is left to end by itself once another has failed
+GRACE = 10.0  # seconds for a process to end by itself once another has failed
 _logger = logging.getLogger(__name__)
 _DONE, _SILENT = "done", "it ended without a word (killed, or out of memory)"
 
@@ -61,7 +61,7 @@ class Peers:
             return
         self._met.wait(5)
         if isinstance(error, RuntimeError) and self._told.wait(5 if _of_a_collective(error) else 0):
-            self._leave(_DONE)  # the others know
+            self._leave(_DONE)  # the others have been told
             raise PeerFailed(self.news) from None
         said = "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())
         self._leave(f"rank {self.rank} of {self.size} failed: {said}" if said else _DONE)
@@ -88,7 +88,7 @@ class Peers:
                 link.send_bytes(str(self.rank).encode())
                 self._links[link] = 0
             while self._listener is not None and len(self._links) < self.size - 1:
-                with suppress(AuthenticationError, EOFError, ValueError):  # a stranger
+                with suppress(AuthenticationError, EOFError, ValueError):  # not one of our processes
                     link = self._listener.accept()
                     self._links[link] = int(link.recv_bytes(20))
         except OSError as error:

@@ -27,7 +27,7 @@ def fetch(name: str) -> list[Path]:
     if name not in _KNOWN:
         raise ValueError(
             f"{name!r} cannot be fetched: known are {', '.join(sorted(_KNOWN))}. Other data sets are "
-            "generated, or their errors say where they are to be had."
+            "generated, or their errors say where to get them."
         )
     written = []
     for relative, lines in _KNOWN[name]().items():
