@@ -43,7 +43,7 @@ def bare(run: Run, seconds: float) -> float:
     device = torch.device(device_of(run))
     task = tasks.build(run.task, **run.task_settings)
     data = source(run, task, "train", device)
-    order = Order(len(data), run.batch, run.accumulation, run.seed)
+    order = Order(len(data), run.batch_size, run.accumulation, run.seed)
     batches = list(data.training(order, 0, min(_BATCHES, run.steps)))
     model: Any = build(run, task).to(device).train()
     if run.compile:

@@ -22,7 +22,7 @@ from tests.training.toy import Toy, toy
 
 
 def test_a_run_goes_to_json_and_back():
-    run = toy(task_settings={"rows": 5}, clip=None)
+    run = toy(task_settings={"rows": 5}, max_grad_norm=None)
     again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
     assert again == run
     assert again.replace(seed=5).differences(run) == ["seed"]
@@ -39,7 +39,7 @@ def test_a_run_goes_to_json_and_back():
         ({"learning_rate": math.nan}, "learning_rate must be a positive finite number"),
         ({"schedule": "cosin"}, "schedule must be one of constant, cosine"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
-        ({"batch": 9}, "batch must be a multiple of accumulation 2"),
+        ({"batch_size": 9}, "batch_size must be a multiple of accumulation 2"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
         ({"warmup": -1}, "warmup must not be negative"),
         ({"compile": "yes"}, "compile must be True or False"),
@@ -51,7 +51,7 @@ def test_impossible_runs_are_refused(changes, message):
     with pytest.raises((ValueError, TypeError), match=message.replace("?", r"\?")):
         toy().replace(**changes)
     with pytest.raises(ValueError, match="needs a value for task, learning_rate"):
-        Run.from_dict({"steps": 1, "batch": 1})
+        Run.from_dict({"steps": 1, "batch_size": 1})
 
 
 @pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])

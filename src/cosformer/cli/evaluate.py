@@ -11,7 +11,7 @@ DESCRIPTION = """Scores the best weights of a run's folder, as `cosformer train`
 its checkpoints, on the test split unless another is named. The batch size does not change the score."""
 EXAMPLES = """examples:
   cosformer eval runs/mqar-tiny-cosformer-0
-  cosformer eval runs/mqar-tiny-cosformer-0 --split valid --batch 64
+  cosformer eval runs/mqar-tiny-cosformer-0 --split valid --batch_size 64
   cosformer eval runs/mqar-tiny-cosformer-0/checkpoint-200
 """
 
@@ -24,7 +24,7 @@ def arguments(p: Parser) -> None:
         default="test",
         help="train, valid or test (default)",
     )
-    p.add_argument("--batch", type=positive_int, help="samples at once (default: as in the run)")
+    p.add_argument("--batch_size", type=positive_int, help="samples at once (default: as in the run)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         from cosformer.training import best, evaluate
     try:
         weights = best(args.folder)
-        about, scores = _about(weights), evaluate(weights, args.split, args.batch)
+        about, scores = _about(weights), evaluate(weights, args.split, args.batch_size)
     except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"{args.folder} cannot be scored: {error}") from None
     print(f"{args.split} split, {about}")

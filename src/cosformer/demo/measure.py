@@ -90,7 +90,7 @@ def contexts(model: Any, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
 def training_memory(model: Any, settings: Settings) -> int | None:
     """Peak of a forward and backward pass over a batch of the training."""
     run = settings.run("cosformer")  # the batch is the same for both
-    batch = torch.randint(256, (run.batch, run.task_settings["length"]))
+    batch = torch.randint(256, (run.batch_size, run.task_settings["length"]))
     peak = Peak()
     model(batch[:1], labels=batch[:1]).loss.backward()  # allocates the gradients, as in training
     peak.reset()

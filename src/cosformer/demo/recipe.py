@@ -21,14 +21,14 @@ _SMALL = {
         "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
         "max_position_embeddings": 65536,
     },
-    "steps": 800, "batch": 4,
+    "steps": 800, "batch_size": 4,
 }  # fmt: skip
 _FAR = _windows([2, 4, 8, 16], [4, 8, 32, 64], [8, 32, 128, 512], [16, 64, 512, 512])
 TABLE = Table(
     task="python",
     shared={
         "model": {"initializer_range": 0.06},  # larger than the default, for a run of few steps
-        "learning_rate": 3e-3, "weight_decay": 0.01, "eval_batch": 8, "log_every": 10, "device": "cpu",
+        "learning_rate": 3e-3, "weight_decay": 0.01, "eval_batch_size": 8, "log_every": 10, "device": "cpu",
         "data": "loader",
     },
     tiny={
@@ -37,7 +37,7 @@ TABLE = Table(
             "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
             "max_position_embeddings": 4096,
         },
-        "steps": 10, "batch": 2,
+        "steps": 10, "batch_size": 2,
     },
     small=_SMALL,
     paper=_SMALL,  # there is no published setting

@@ -27,7 +27,7 @@ def affordable(settings: Settings) -> int:
     each = 0.0
     for mechanism in MECHANISMS:
         run = settings.run(mechanism)
-        batch = torch.randint(256, (run.batch, run.task_settings["length"]))
+        batch = torch.randint(256, (run.batch_size, run.task_settings["length"]))
         model = build(run, tasks.build(run.task, **run.task_settings))
         times = []
         for _ in range(TRIALS):
@@ -59,7 +59,7 @@ def train(settings: Settings, steps: int, folder: Path, progress: Progress) -> d
             "best": str(best(at).relative_to(folder)),
         }
     progress.end()
-    tokens = steps * run.batch * run.task_settings["length"]
+    tokens = steps * run.batch_size * run.task_settings["length"]
     return {"steps": steps, "tokens": tokens, "models": found}
 
 

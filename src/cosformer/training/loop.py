@@ -45,11 +45,11 @@ class Loop:
         self.run, self.task, self.folder, self.mesh, self.sources = run, task, folder, mesh, sources
         self.log, self.progress, self.interrupt, self.status = log, progress, interrupt, status
         self.order = Order(
-            len(sources["train"]), run.batch, run.accumulation, run.seed, mesh.data_size, mesh.data_rank
+            len(sources["train"]), run.batch_size, run.accumulation, run.seed, mesh.data_size, mesh.data_rank
         )
         self.net, self.model = net, parallel.distributed(net, run, mesh)
         self.optimizer = parallel.adamw(net, run, mesh.device)
-        self.objective = Objective(task, mesh, batch=run.batch, precision=run.precision)
+        self.objective = Objective(task, mesh, batch=run.batch_size, precision=run.precision)
         self.pending, self.clock = PendingMetrics(mesh), Clock(mesh.device)
         self.has_random_features = any(isinstance(m, random_features.RandomFeatures) for m in net.modules())
         self.first_step = status.step
@@ -109,7 +109,7 @@ class Loop:
 
     def clip(self) -> Tensor:
         """Limits the gradient; its norm before."""
-        most = float("inf") if self.run.clip is None else self.run.clip
+        most = float("inf") if self.run.max_grad_norm is None else self.run.max_grad_norm
         return states.whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), most))
 
     def update(self, step: int) -> float:
@@ -187,7 +187,7 @@ class Loop:
             self._show(evaluating=f"{split} {share:.0%}")
 
         return score(
-            self.net, self.task, self.sources[split], batch=self.run.eval_batch,
+            self.net, self.task, self.sources[split], batch=self.run.eval_batch_size,
             precision=self.run.precision, mesh=self.mesh, watch=watch,
         )  # fmt: skip
 
@@ -213,7 +213,7 @@ class Loop:
             self.mesh.wait()
             if main:
                 checkpoint.finish(path)
-                checkpoint.prune(self.folder, self.run.keep, best_of)
+                checkpoint.prune(self.folder, self.run.save_total_limit, best_of)
             self.mesh.wait()
 
     def resume(self, start: Path) -> None:
@@ -228,7 +228,7 @@ class Loop:
             self.status.unscored = False
             if self.mesh.is_main:
                 checkpoint.amend(start, self.status.write)
-                checkpoint.prune(self.folder, self.run.keep, best_of)
+                checkpoint.prune(self.folder, self.run.save_total_limit, best_of)
             self.mesh.wait()
 
     def test(self) -> dict[str, float]:

@@ -157,15 +157,15 @@ def _recorded(made: dict[str, Any], results: Path) -> None:
         _logger.warning("%s cannot be written to: the record is in the run's folder alone.", results)
 
 
-def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) -> dict[str, float]:
+def evaluate(folder: str | Path, split: str = "test", batch_size: int | None = None) -> dict[str, float]:
     """Scores a split with the best weights of a run's folder, or with those of the checkpoint that is given;
     the batch size does not change the score."""
-    task, rows = statistics(folder, split, batch)
+    task, rows = statistics(folder, split, batch_size)
     return task.metric.score(rows)
 
 
 def statistics(
-    folder: str | Path, split: str = "test", batch: int | None = None
+    folder: str | Path, split: str = "test", batch_size: int | None = None
 ) -> tuple[Task, torch.Tensor]:
     """The task of a run's folder, and what its metric keeps of each sample of a split, with the best
     weights: float64 [samples, k] on the CPU."""
@@ -176,7 +176,7 @@ def statistics(
     net = model.HEADS[task.head](model.configuration(run, task))
     load_weights(net, weights / WEIGHTS)
     samples = source(run, task, split, device)
-    batches = samples.evaluation(range(len(samples)), batch or run.eval_batch)
+    batches = samples.evaluation(range(len(samples)), batch_size or run.eval_batch_size)
     rows = evaluation.statistics(net.to(device).eval(), task, batches, precision=run.precision, device=device)
     return task, rows.cpu()
 

@@ -56,7 +56,8 @@ def refuse_what_does_not_fit(run: Run, task: Task) -> None:
     with torch.device("meta"):
         net = HEADS[task.head](config)
     memory.refuse_beyond(4 * memory.of_model(net), "training this model")
-    for name, rows in (("batch", run.batch // run.accumulation), ("eval_batch", run.eval_batch)):
+    at_once = {"batch_size": run.batch_size // run.accumulation, "eval_batch_size": run.eval_batch_size}
+    for name, rows in at_once.items():
         states = 4 * rows * min(task.length, config.max_position_embeddings) * config.hidden_size
         memory.refuse_beyond(
             states, f"one layer with {name}={rows:,} at once and texts of {task.length:,} tokens"

@@ -16,7 +16,7 @@ class Diverged(RuntimeError):
         self.step = step
         super().__init__(
             f"the {what} became {value} at step {step}, and the run was stopped; its checkpoints from before "
-            "are intact. Lower learning_rate or clip, or lengthen warmup, and start anew."
+            "are intact. Lower learning_rate or max_grad_norm, or lengthen warmup, and start again."
         )
 
 

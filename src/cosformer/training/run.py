@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cosformer.ops.checks import flag, positive, positive_int
-from cosformer.record_format import NON_SEMANTIC_FIELDS
+from cosformer.record_format import NON_SEMANTIC_FIELDS, RENAMED_FIELDS, current_names
 from cosformer.registry import meant_or_known
 from cosformer.training import schedules
 
@@ -22,13 +22,15 @@ _CHOICES = {
 
 # A seed is what NumPy takes; more workers than this are processes that wait for each other.
 _MOST = {
-    "seed": 2**32 - 1, "workers": 256, "steps": 10**9, "batch": 10**9, "eval_batch": 10**9, "warmup": 10**9,
-    "accumulation": 10**9, "eval_every": 10**12, "save_every": 10**12, "log_every": 10**12, "keep": 10**6,
+    "seed": 2**32 - 1, "workers": 256, "steps": 10**9, "batch_size": 10**9, "eval_batch_size": 10**9,
+    "warmup": 10**9, "accumulation": 10**9, "eval_every": 10**12, "save_every": 10**12, "log_every": 10**12,
+    "save_total_limit": 10**6,
 }  # fmt: skip
 _KINDS: dict[str, Any] = {
     "task": str, "task_settings": dict, "model": dict, "attention": str | list, "initial": str | None,
     "compile_backend": str,
 }  # fmt: skip
+_FIRST_NAMES = {new: old for old, new in RENAMED_FIELDS.items()}
 _WORDS = {str: "text", dict: "an object", str | list: "a name or a list of names", str | None: "a folder"}
 
 
@@ -43,18 +45,18 @@ class Run:
             the longest text come from the task. What it leaves out is as in `CosformerConfig.paper()`.
         initial: folder of a saved model of the family, or of a run, whose (best) weights the run starts
             from; what it lacks (a classifier, say) is drawn. None: everything is drawn.
-        steps: updates of the weights.
-        batch: samples of an update, over all processes and all parts of an accumulation: the same run gives
+        steps: updates of the weights. batch_size: samples of an update, over all processes and all parts of
+        an accumulation: the same run gives
             the same losses however it is spread.
         accumulation: parts that the batch of a process is computed in, one after the other.
         learning_rate, schedule, warmup, end, power: see `cosformer.training.schedules`.
         beta1, beta2, epsilon, weight_decay: of AdamW; matrices and embeddings decay, biases and norms do not.
-        clip: greatest norm of the gradient; None: unlimited.
+        max_grad_norm: the gradient is clipped to this norm; None: not clipped.
         eval_every: steps between two evaluations on the validation split.
-        eval_batch: samples of a batch there; the score does not depend on it.
+        eval_batch_size: samples of a batch there; the score does not depend on it.
         patience: evaluations without a better score after which the run ends; None: it never does early.
         save_every: steps between two checkpoints; beside these, each better score leaves one.
-        keep: newest checkpoints kept beside the best one.
+        save_total_limit: newest checkpoints kept beside the best one.
         log_every: steps after which losses are fetched from the device, written and shown.
         precision: "fp32", or "bf16" for autocast over float32 weights.
         compile, compile_backend: whether and how `torch.compile` is used for the layers, in training.
@@ -72,7 +74,7 @@ class Run:
 
     task: str
     steps: int
-    batch: int
+    batch_size: int
     learning_rate: float
     task_settings: dict[str, Any] = field(default_factory=dict)
     attention: str | list[str] = "cosformer"
@@ -87,12 +89,12 @@ class Run:
     beta2: float = 0.98
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    clip: float | None = 1.0
+    max_grad_norm: float | None = 1.0
     eval_every: int = 500
-    eval_batch: int = 32
+    eval_batch_size: int = 32
     patience: int | None = None
     save_every: int = 500
-    keep: int = 2
+    save_total_limit: int = 2
     log_every: int = 20
     seed: int = 0
     precision: str = "fp32"
@@ -111,8 +113,8 @@ class Run:
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} must be {_WORDS[kind]}, but got {getattr(self, name)!r}.")
-        for name in ("steps", "batch", "accumulation", "eval_every", "eval_batch", "save_every", "keep",
-                     "log_every", "sequence_parallel"):  # fmt: skip
+        for name in ("steps", "batch_size", "accumulation", "eval_every", "eval_batch_size", "save_every",
+                     "save_total_limit", "log_every", "sequence_parallel"):  # fmt: skip
             positive_int(name, getattr(self, name))
         for name, most in _MOST.items():
             value = getattr(self, name)
@@ -138,13 +140,14 @@ class Run:
         for name in ("warmup", "workers", "weight_decay", "seed"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but got {getattr(self, name)}.")
-        if self.clip is not None:
-            positive("clip", self.clip)
+        if self.max_grad_norm is not None:
+            positive("max_grad_norm", self.max_grad_norm)
         if self.patience is not None:
             positive_int("patience", self.patience)
-        if self.batch % self.accumulation:
+        if self.batch_size % self.accumulation:
             raise ValueError(
-                f"batch must be a multiple of accumulation {self.accumulation}, but got {self.batch}."
+                f"batch_size must be a multiple of accumulation {self.accumulation}, "
+                f"but got {self.batch_size}."
             )
         if self.compile and self.sequence_parallel > 1:
             raise ValueError(
@@ -166,6 +169,7 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Run":
+        values = current_names(values)
         refuse_unknown(values)
         missing = [
             f.name
@@ -180,7 +184,7 @@ class Run:
 
     def replace(self, **changes: Any) -> "Run":
         """The run with some fields changed."""
-        return Run.from_dict({**self.to_dict(), **changes})
+        return Run.from_dict({**self.to_dict(), **current_names(changes)})
 
     def differences(self, other: "Run") -> list[str]:
         """What changes the outcome: names of fields in which two runs differ."""
@@ -193,10 +197,11 @@ class Run:
 
 def digest(run: Run) -> str:
     """Of all that changes the outcome: two runs with the same digest are the same experiment. Fields that are
-    as by default do not count, so that a field added later changes no digest."""
-    plain = Run(task=run.task, steps=run.steps, batch=run.batch, learning_rate=run.learning_rate)
-    told = {name: getattr(run, name) for name in run.differences(plain)}
-    told |= {name: getattr(run, name) for name in ("task", "steps", "batch", "learning_rate")}
+    as by default do not count, so that a field added later changes no digest; renamed ones count under their
+    first name."""
+    needed = ("task", "steps", "batch_size", "learning_rate")
+    plain = Run(**{name: getattr(run, name) for name in needed})
+    told = {_FIRST_NAMES.get(name, name): getattr(run, name) for name in (*needed, *run.differences(plain))}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
