@@ -96,7 +96,7 @@ def test_texts_of_any_length_need_two_graphs(tmp_path):
 )  # fmt: skip
 def test_resumed_it_ends_the_same_to_the_bit(tmp_path, backend):
     run = recall(workers=0, model={"num_hidden_layers": 2}, compile=True, compile_backend=backend)
-    trained(tmp_path / "whole", run.replace(keep=9))
+    trained(tmp_path / "whole", run.replace(save_total_limit=9))
     unwanted = shutil.ignore_patterns("record.json", "results.jsonl", "checkpoint-8", "checkpoint-12")
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed", ignore=unwanted)
     assert checkpoint.newest(tmp_path / "resumed").name in ("checkpoint-4", "checkpoint-6")

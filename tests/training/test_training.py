@@ -117,7 +117,7 @@ def test_the_score_does_not_depend_on_the_batch_size(pair, monkeypatch, kept):
             return found
 
         monkeypatch.setattr(metric, "rows", noted)
-        assert evaluate(folder, "test", batch=batch) == record["metric"]["test"]
+        assert evaluate(folder, "test", batch_size=batch) == record["metric"]["test"]
         assert len(samples[batch]) == (23 if make is toy else 13)
         assert torch.equal(samples[batch], samples[1])
     assert evaluate(folder, "valid", batch_size=5) == record["metric"]["valid"]
