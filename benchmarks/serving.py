@@ -27,9 +27,9 @@ from benchmarks import machine
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import summary
+from cosformer.atomic import replace
 from cosformer.cli.parser import number, positive_int
 from cosformer.models import CosformerConfig, CosformerForCausalLM, byte_tokenizer, token_fields
-from cosformer.report.files import replace
 
 FORMAT = "cosformer serving benchmark 1"
 CLEAR = 1e-3  # between the best two logits of every choice

@@ -18,7 +18,7 @@ import torch
 from benchmarks import machine
 from benchmarks.terminal import Parser, plain
 from cosformer import tasks
-from cosformer.report.files import replace as replace_file
+from cosformer.atomic import replace as replace_file
 from cosformer.report.sections.training import speeds, training_document
 from cosformer.report.write import write_beside
 from cosformer.tasks.io.sources import DataError

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from cosformer import tasks
+from cosformer.atomic import replace
 from cosformer.demo import measure, training
 from cosformer.demo.maps import attention_maps, most_concentrated, over_largest
 from cosformer.demo.settings import Settings
 from cosformer.demo.training import RESULTS, RUNS
 from cosformer.reading import json_object
-from cosformer.report.files import replace
 from cosformer.report.sections.demo import MECHANISMS, document
 from cosformer.report.write import PLOTS, write
 from cosformer.terminal import Progress

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cosformer.atomic import replace
 from cosformer.report.document import Figure, Plot
-from cosformer.report.files import replace_bytes
 from cosformer.terminal import seconds, size
 
 WIDTH, HEIGHT = 480, 340
@@ -102,7 +102,7 @@ def png(figure: Figure, path: Path) -> None:
     """Several plots in one picture."""
     file = io.BytesIO()
     _figure(figure, {}).savefig(file, format="png", dpi=120)
-    replace_bytes(path, file.getvalue())
+    replace(path, file.getvalue())
 
 
 def picture(weights: Sequence[Sequence[float]], colour: int) -> str:

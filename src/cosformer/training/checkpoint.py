@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from cosformer.training.files import flush, read_json
+from cosformer.atomic import flush
+from cosformer.training.files import read_json
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)")

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cosformer.training.files import flush, lines, write_text
+from cosformer.atomic import flush, replace
+from cosformer.training.files import lines
 
 
 class Log:
@@ -50,7 +51,7 @@ class Log:
             or (line["step"] == step and not (unscored and line.get("event") == "valid"))
         ]
         self.close()
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        replace(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, step: int, **values: Any) -> None:
         if not self.writes:
