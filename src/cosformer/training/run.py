@@ -169,6 +169,8 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Run":
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a run must be an object of its settings, but got {type(values).__name__}.")
         values = current_names(values)
         refuse_unknown(values)
         missing = [
