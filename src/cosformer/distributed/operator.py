@@ -54,9 +54,9 @@ def sequence_parallel_attention(
         cu_seqlens: bounds of the documents in the whole sequence, the same on every rank; they may lie
             anywhere, and documents may reach over several shards.
         lengths: int [B], how many columns of the whole sequence belong to each row; the same on every rank.
-        state: that of everything before the whole sequence, the same on every rank. return_state: also return
-        the state after the whole sequence, on every rank, for one more all-gather of
-            the states of all rows (documents).
+        state: that of everything before the whole sequence, the same on every rank.
+        return_state: also return the state after the whole sequence, on every rank, for one more
+            all-gather of the states of all rows (documents).
         check: compare the call with those of the other ranks first, so that all raise where one differs. It
             costs a message between hosts, and waits for no device.
 

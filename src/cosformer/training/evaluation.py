@@ -28,10 +28,10 @@ def score(
 ) -> dict[str, float]:  # fmt: skip
     """The metric over all samples of a source.
 
-    Each process takes one stretch of the samples, whole texts (which take less memory here than in training,
-    where several processes may have to share them); their statistics come together again in the order of the
-    split, so the score is that of one process. `watch` is called before each batch with the share of the own
-    samples that is done.
+    Each process scores one range of the samples, as whole texts (which take less memory here than in
+    training, where several processes may have to share them); their statistics are gathered in the order of
+    the split, so the score is that of one process. `watch` is called before each batch with the share of this
+    process's samples that is done.
     """
     stretch = -(-len(source) // mesh.size)
     first = min(mesh.rank * stretch, len(source))
@@ -54,8 +54,8 @@ def statistics(
     model: Any, task: Task, batches: Iterable[dict[str, Tensor]], *, precision: str, device: torch.device
 ) -> Tensor:
     """What the metric keeps of each sample, float64 [samples, k]: a score, or its error, is made of these."""
-    extra = {"use_cache": False} if task.head == "causal_lm" else {}  # a state that nobody would read
-    # A decoder reads its target, behind the start token; the others would only compute a loss.
+    extra = {"use_cache": False} if task.head == "causal_lm" else {}  # the state is not used
+    # A decoder reads its target after the start token; for other heads, labels would only compute a loss.
     hidden = () if task.head == "conditional_generation" else ("labels",)
     found = []
     with (

@@ -14,7 +14,7 @@ class Log:
     """`log.jsonl` of a run's folder.
 
     Lines about a step hold what follows from the run alone, and a resumed run writes the very same ones; what
-    depends on the clock stands in lines of their own (`event` "speed", "resumed"). Of several processes one
+    depends on the clock is in lines of its own (`event` "speed", "resumed"). Of several processes one
     writes.
     """
 
@@ -40,8 +40,8 @@ class Log:
         return found
 
     def rewind(self, step: int, *, unscored: bool = False) -> None:
-        """Forgets what was written after a step, and what a crash left of a line; with `unscored` the scores
-        of the step itself, too."""
+        """Removes the lines after a step, and a line that a crash has cut off; with `unscored` also the
+        scores of the step itself."""
         if not self.writes:
             return
         kept = [
@@ -75,7 +75,7 @@ class Log:
             self._board.flush()
 
     def abandon(self) -> None:
-        """After a failure: what a full disk did not take is given up, and is not tried again."""
+        """After a failure: drops lines that a full disk did not take, without another attempt."""
         opened, self._file = self._file, None
         if opened is not None:
             with contextlib.suppress(OSError):

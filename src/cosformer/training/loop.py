@@ -33,7 +33,7 @@ class Loop:
     """Trains one run in one of its processes.
 
     Attributes:
-        net: the model itself, which is saved and scored; `model` is what is trained on it: see `parallel`.
+        net: the model itself, which is saved and scored; `model` wraps it for training: see `parallel`.
         status: how far the run has come; a checkpoint of it was loaded into `net` already.
         interrupted: whether the run was left before its end, on request.
     """
@@ -108,12 +108,12 @@ class Loop:
         return total, tokens
 
     def clip(self) -> Tensor:
-        """Limits the gradient; its norm before."""
+        """Clips the gradient; returns its norm before."""
         most = float("inf") if self.run.max_grad_norm is None else self.run.max_grad_norm
         return states.whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), most))
 
     def update(self, step: int) -> float:
-        """Changes the weights; the learning rate it did so with."""
+        """Updates the weights; returns the learning rate."""
         run = self.run
         rate = run.learning_rate * schedules.factor(
             run.schedule, step, warmup=run.warmup, steps=run.steps, end=run.end, power=run.power
@@ -129,13 +129,13 @@ class Loop:
         return rate
 
     def _asked_to_stop(self) -> bool:
-        """Whether any process was: all have to leave the loop after the same step."""
+        """Whether any process was asked to stop: all have to leave the loop after the same step."""
         if self.mesh.size == 1:
-            return self.interrupt.asked  # without making the device wait
+            return self.interrupt.asked  # without waiting for the device
         return bool(self.mesh.sum(torch.tensor(float(self.interrupt.asked), device=self.mesh.device)))
 
     def report(self, *, show: bool) -> None:
-        """Looks at the steps since the last time, and writes them down."""
+        """Reads the metrics of the steps since the last report, and logs them."""
         for taken in self.pending.take():
             try:
                 taken.check()
@@ -181,7 +181,7 @@ class Loop:
         """Of all samples of a split; raises `Stopped` where the run is asked to stop meanwhile."""
 
         def watch(share: float) -> None:
-            # Of several processes none may leave alone: the others would wait for it.
+            # No process may leave alone: the others would wait for it.
             if self.interrupt.asked and self.mesh.size == 1:
                 raise Stopped
             self._show(evaluating=f"{split} {share:.0%}")
@@ -192,7 +192,7 @@ class Loop:
         )  # fmt: skip
 
     def save(self) -> None:
-        """Leaves a checkpoint of this step: see `cosformer.training.checkpoint`."""
+        """Writes a checkpoint of this step: see `cosformer.training.checkpoint`."""
         main = self.mesh.is_main
         with self.clock.paused():
             self.clock.note(self.status)
@@ -217,11 +217,11 @@ class Loop:
             self.mesh.wait()
 
     def resume(self, start: Path) -> None:
-        """Goes on from a checkpoint, whose weights the model has; makes the evaluation that was stopped
-        before it was left, and notes that there."""
+        """Continues from a checkpoint, whose weights the model has; first makes an evaluation that was
+        stopped before the checkpoint, and records that there."""
         states.load_optimizer(start / _OPTIMIZER, self.optimizer)
         random = start / _random(self.mesh.rank)
-        if random.is_file():  # else there were fewer processes: the others go on from the run's seed
+        if random.is_file():  # else there were fewer processes: the others start from the run's seed
             states.load_random(random, self.mesh.device)
         if self.status.unscored:
             self.evaluate()

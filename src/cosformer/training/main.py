@@ -1,4 +1,4 @@
-"""Turning a run into a record: the one way anything here is trained, resumed and evaluated."""
+"""Trains, resumes and evaluates a run, and writes its record."""
 
 import errno
 import json
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, and left a checkpoint to go on from."""
+    """The run was asked to stop, and wrote a checkpoint to continue from."""
 
 
 def train(
@@ -46,8 +46,8 @@ def train(
     Args:
         run: what to train.
         folder: where checkpoints, `log.jsonl` and `record.json` go; one run a folder.
-        resume: go on from the newest whole checkpoint of the folder; False removes what is there and starts
-            again.
+        resume: continue from the newest complete checkpoint of the folder; False removes what is there and
+            starts again.
         progress: True shows a bar with the time left; a function is called with a dict instead.
         results: the file the record is appended to; None: `results/<task>.jsonl`.
 
@@ -56,16 +56,16 @@ def train(
 
     Works unchanged under `torchrun` and `accelerate launch`: the batch is divided among the processes.
     """
-    path, commit = Path(folder), machine.commit()  # files may change while it trains
+    path, commit = Path(folder), machine.commit()  # before files can change
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
     record_file.check(results)
     first = os.environ.get("RANK", "0") == "0"  # of several processes
     finished = folders.finished(run, path) if resume else None
-    if finished is not None:  # which is only read: it may lie on a disk that cannot be written to
+    if finished is not None:  # only read: it may be on a read-only disk
         if first:
             _recorded(finished, results)
         return finished
-    # Nothing is changed before the folder is held.
+    # Nothing is changed before the folder is locked.
     with locked(path, "trains") if first else nullcontext():
         mesh = Mesh(device_of(run), run.sequence_parallel)
         with Peers(mesh.rank, mesh.size, mesh.sum, mesh.device):
@@ -133,7 +133,8 @@ def _train(
 
 @contextmanager
 def _left_tidy(folder: Path, log: Log, shown: Progress) -> Iterator[None]:
-    """A run that ends early leaves no bar in the line, and no half checkpoint on a disk that may be full."""
+    """If a run ends early, closes the progress bar, and removes a half-written checkpoint from a disk that
+    may be full."""
     try:
         yield
     except BaseException:
@@ -146,7 +147,7 @@ def _left_tidy(folder: Path, log: Log, shown: Progress) -> Iterator[None]:
 
 
 def _recorded(made: dict[str, Any], results: Path) -> None:
-    """Adds the record of a finished run to the results, where it is not there and they can be written."""
+    """Adds the record of a finished run to the results, unless it is there or they cannot be written."""
     if record_file.holds(results, made, "id"):
         return
     try:

@@ -77,7 +77,7 @@ def initial(run: Run) -> Path | None:
 
 
 def build(run: Run, task: Task) -> Any:
-    """The model with its first weights: drawn from the run's seed, or those of `run.initial`."""
+    """The model with its first weights: initialised from the run's seed, or those of `run.initial`."""
     head, config = HEADS[task.head], configuration(run, task)
     torch.manual_seed(run.seed)
     if run.initial is None:

@@ -1,4 +1,5 @@
-"""What each update came to: kept on the device until somebody looks, for looking makes the device wait."""
+"""Metrics of updates, kept on the device until they are reported, because reading them waits for the
+device."""
 
 import math
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Step:
 
 
 class PendingMetrics:
-    """Updates that nobody has looked at yet."""
+    """Metrics of updates that were not reported yet."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh

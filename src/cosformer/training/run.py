@@ -44,10 +44,10 @@ class Run:
         model: fields of `CosformerConfig` but for `attention`; sizes of the vocabulary, of the labels and of
             the longest text come from the task. What it leaves out is as in `CosformerConfig.paper()`.
         initial: folder of a saved model of the family, or of a run, whose (best) weights the run starts
-            from; what it lacks (a classifier, say) is drawn. None: everything is drawn.
-        steps: updates of the weights. batch_size: samples of an update, over all processes and all parts of
-        an accumulation: the same run gives
-            the same losses however it is spread.
+            from; what it lacks (a classifier, say) is initialised. None: everything is initialised.
+        steps: updates of the weights.
+        batch_size: samples of an update, over all processes and all parts of an accumulation: the same run
+            gives the same losses however it is spread.
         accumulation: parts that the batch of a process is computed in, one after the other.
         learning_rate, schedule, warmup, end, power: see `cosformer.training.schedules`.
         beta1, beta2, epsilon, weight_decay: of AdamW; matrices and embeddings decay, biases and norms do not.
@@ -60,16 +60,16 @@ class Run:
         log_every: steps after which losses are fetched from the device, written and shown.
         precision: "fp32", or "bf16" for autocast over float32 weights.
         compile, compile_backend: whether and how `torch.compile` is used for the layers, in training.
-        gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
         shard: whether several processes share the weights, gradients and moments (FSDP2), to save memory;
             else each has all of them (DDP).
-        sequence_parallel: processes that share each text, every one of them a part of it; the number of
-            processes is a multiple of it.
+        sequence_parallel: number of processes that share each text, a part each; it divides the number of
+            processes.
         device: "auto" takes a GPU where there is one.
         data: where the samples of a step come from: "device" keeps the whole split there, "loader" collates
             each batch on the CPU, "auto" takes the first where the split is small and its samples fixed.
-        workers: processes of the loader; 0: none but our own.
-        recipe, scale: which function and size it came from, for the record.
+        workers: processes of the loader; 0: the main process.
+        recipe, scale: the recipe and scale that built it, for the record.
     """
 
     task: str
@@ -198,9 +198,9 @@ class Run:
 
 
 def digest(run: Run) -> str:
-    """Of all that changes the outcome: two runs with the same digest are the same experiment. Fields that are
-    as by default do not count, so that a field added later changes no digest; renamed ones count under their
-    first name."""
+    """A hash of all that changes the outcome: two runs with the same digest are the same experiment. Fields
+    with their default do not count, so that a field added later changes no digest; renamed ones count under
+    their first name."""
     needed = ("task", "steps", "batch_size", "learning_rate")
     plain = Run(**{name: getattr(run, name) for name in needed})
     told = {_FIRST_NAMES.get(name, name): getattr(run, name) for name in (*needed, *run.differences(plain))}
