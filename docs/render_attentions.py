@@ -15,7 +15,7 @@ SHORT, LONG = 1024, 65536  # lengths at which states are given
 
 INTRODUCTION = """# Attentions
 
-Every attention that cosFormer is compared with stands behind one registry, and under one set of laws
+Every attention that cosFormer is compared with is in one registry, and tested by one set of laws
 (`tests/attention/test_laws.py`): each equals a slow, literal transcription of its paper, in values and in
 gradients, in float64. This page is written by `python docs/render_attentions.py` from the traits of the
 mechanisms; [adding an attention](adding_an_attention.md) shows how to add a row.
