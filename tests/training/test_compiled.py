@@ -11,7 +11,7 @@ from cosformer.training import best, checkpoint, files, train
 from tests.training.toy import recall, toy
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
-STILL = {"workers": 0, "steps": 4, "eval_every": 2, "eval_batch": 4}
+STILL = {"workers": 0, "steps": 4, "eval_every": 2, "eval_batch_size": 4}
 GATE = {"qk_norm": True, "output_norm": True, "output_gate": "silu"}
 WINDOWS = {"attention_parameters": {"windows": [2, 8]}}
 MIXED = {"attention": ["cosformer", "softmax", "cosformer"]}
