@@ -7,9 +7,9 @@ from cosformer.cli import generate, main
 from cosformer.models import CosformerForCausalLM, byte_tokenizer
 
 
-@pytest.mark.parametrize("piece", [1, 7, 4096])
-def test_context_and_prompt_are_read_as_one(piece, saved, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(generate, "PIECE", piece)
+@pytest.mark.parametrize("chunk", [1, 7, 4096])
+def test_context_and_prompt_are_read_as_one(chunk, saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(generate, "CHUNK", chunk)
     context = tmp_path / "context.txt"
     context.write_text("Wer reitet so spät durch Nacht und Wind?\n")
     arguments = [str(saved), "--context", str(context), "--prompt", "Es ist", "--tokens", "20", "--greedy"]

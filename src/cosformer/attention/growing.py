@@ -55,7 +55,7 @@ class GrowingState(RowState):
 
         def like(x: Tensor) -> Tensor:
             batch, _, heads, dim = x.shape
-            return x.new_zeros(batch, heads, columns, dim).transpose(1, 2)  # each head in one piece
+            return x.new_zeros(batch, heads, columns, dim).transpose(1, 2)  # each head contiguous
 
         changes: dict[str, Any] = {"keys": like(self.keys), "values": like(self.values)}
         for name, nothing in self.of_columns.items():

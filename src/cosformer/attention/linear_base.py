@@ -101,11 +101,11 @@ class LinearAttention(Attention):
         if hidden is not None:
             psi = psi.masked_fill(hidden, 0)
             decay = None if decay is None else decay.masked_fill(hidden.squeeze(-1), 0)
-        return self.weighed(
+        return self.attend_features(
             self.query_features(q), psi, v, causal=causal, offset=offset, log_decay=decay, state=state
         )
 
-    def weighed(
+    def attend_features(
         self,
         phi: Tensor,
         psi: Tensor,

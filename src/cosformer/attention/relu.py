@@ -60,7 +60,7 @@ class Relu(LinearAttention):
     def key_features(self, k: Tensor) -> Tensor:
         return k.relu()
 
-    def weighed(
+    def attend_features(
         self,
         phi: Tensor,
         psi: Tensor,
@@ -73,7 +73,7 @@ class Relu(LinearAttention):
     ) -> tuple[Tensor, LinearState]:
         windows = windows_of_heads(self.windows, psi.shape[2])
         if windows is None:
-            return super().weighed(
+            return super().attend_features(
                 phi, psi, v, causal=causal, offset=offset, log_decay=log_decay, state=state
             )
         tq, tk = phi.shape[1], psi.shape[1]

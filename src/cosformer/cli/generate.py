@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELP = "text from a saved model, as it is made"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo`
 wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may be as
-long as the model's horizon; it is read in pieces, with the time left, and kept as a state of constant
+long as the model's horizon; it is read in chunks, with the time left, and kept as a state of constant
 size. With --prompts it makes a text for every line of a file: rows of a batch that are finished leave it, and
 the next lines take their places. The same command goes on where an earlier one was stopped."""
 EXAMPLES = """examples:
@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LONGEST = 1 << 30  # bytes of a context
-PIECE = 2048  # tokens of a chunk of the context
+CHUNK = 2048  # tokens of a chunk of the context
 
 
 def arguments(p: Parser) -> None:
@@ -145,14 +145,14 @@ def read(model: Any, ids: torch.Tensor, progress: Progress | None = None) -> Any
     from cosformer.models import CosformerCache
 
     cache = CosformerCache(model.config)
-    pieces = ids.split(PIECE, 1)
+    chunks = ids.split(CHUNK, 1)
     if progress is not None:
-        progress.start(len(pieces))
+        progress.start(len(chunks))
     with torch.inference_mode():
-        for at, piece in enumerate(pieces):
+        for at, chunk in enumerate(chunks):
             if progress is not None:
-                progress.step(f"reading: {at * PIECE:,} of {ids.shape[1]:,} tokens")
-            model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                progress.step(f"reading: {at * CHUNK:,} of {ids.shape[1]:,} tokens")
+            model(chunk, past_key_values=cache, use_cache=True, logits_to_keep=1)
     if progress is not None:
         progress.end()
     return cache

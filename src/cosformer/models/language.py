@@ -12,7 +12,7 @@ from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.model import CosformerModel
-from cosformer.models.prefill import read_in_pieces
+from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
 from cosformer.models.targets import next_tokens, without
 from cosformer.nn import one_vs_each_loss
@@ -104,7 +104,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         learning = labels is not None or shift_labels is not None
         if last_alone and not learning and cu_seqlens is None and past_key_values is not None:
             cache = checked(past_key_values, self.config)
-            last = read_in_pieces(self.model, cache, input_ids, inputs_embeds, attention_mask, position_ids)
+            last = chunked_prefill(self.model, cache, input_ids, inputs_embeds, attention_mask, position_ids)
             if last is not None:
                 logits = self.lm_head(last.last_hidden_state[:, -1:])
                 return CausalLMOutputWithPast(logits=logits, past_key_values=cache)

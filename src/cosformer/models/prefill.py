@@ -14,7 +14,7 @@ TOKENS = 16_384  # of a chunk, over all rows
 FEWEST = 64  # columns of a chunk
 
 
-def read_in_pieces(
+def chunked_prefill(
     model: "CosformerModel",
     cache: CosformerCache,
     input_ids: Tensor | None,
