@@ -118,7 +118,7 @@ class Peers:
         if self.rank == 0:
             self._tell(word)
         self.news = (
-            f"{word.rstrip('.')}. Rank {self.rank} was stopped with it; start the run again to go on from "
+            f"{word.rstrip('.')}. Rank {self.rank} was stopped with it; start the run again to continue from "
             "its newest checkpoint."
         )
         self._told.set()

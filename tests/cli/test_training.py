@@ -115,7 +115,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
         process.kill()
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    command = re.search("go on with: cosformer (.*)", said)[1].split()
+    command = re.search("continue with: cosformer (.*)", said)[1].split()
     assert list((tmp_path / "run").glob("checkpoint-*"))
     assert command[:2] == ["train", "mqar"]
     assert "steps=100000" in command

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from cosformer.cli.runs import overrides
 
     if args.task is None and args.fetch:
-        raise UsageError("--fetch wants the name of a task: cosformer data sst2 --fetch.")
+        raise UsageError("--fetch needs the name of a task: cosformer data sst2 --fetch.")
     with needs_models():
         from cosformer import tasks
         from cosformer.tasks.io import cache

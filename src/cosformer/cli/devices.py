@@ -32,9 +32,9 @@ def choose(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {name} is not a device; auto, cpu, cuda or cuda:N is wanted.") from None
+        raise UsageError(f"--device {name} is not a device; auto, cpu, cuda or cuda:N is expected.") from None
     if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {name} is not supported; auto, cpu, cuda or cuda:N is wanted.")
+        raise UsageError(f"--device {name} is not supported; auto, cpu, cuda or cuda:N is expected.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         raise UsageError(

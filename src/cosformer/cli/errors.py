@@ -80,7 +80,7 @@ KEPT = "results finished before are complete, for files are replaced only by fin
 
 def readable_file(option: str, path: Path) -> Path:
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; a file is wanted.")
+        raise UsageError(f"{option} {path} is a folder; a file is expected.")
     if not path.is_file():
         raise UsageError(f"{option} {path} does not exist.")
     if not os.access(path, os.R_OK):
@@ -93,7 +93,7 @@ def writable_folder(option: str, path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UsageError(f"{option} {path} is a file; a folder is wanted.") from None
+        raise UsageError(f"{option} {path} is a file; a folder is expected.") from None
     except OSError as error:
         raise UsageError(f"{option} {path} cannot be made: {_reason(error)}.") from None
     if not os.access(path, os.W_OK):
@@ -104,7 +104,7 @@ def writable_folder(option: str, path: Path) -> Path:
 def writable_file(option: str, path: Path) -> Path:
     """A file that can be appended to; its folder is created where it is missing."""
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; a file is wanted.")
+        raise UsageError(f"{option} {path} is a folder; a file is expected.")
     if path.exists() and not path.is_file():  # a device or a pipe may have no end, or no reader
         raise UsageError(f"{option} {path} is no ordinary file; give another one.")
     writable_folder(f"{option} {path}: the folder", path.parent)

@@ -21,7 +21,7 @@ DESCRIPTION = """Continues a text with a language model from a folder that save_
 wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may be as
 long as the model's horizon; it is read in chunks, with the time left, and kept as a state of constant
 size. With --prompts it makes a text for every line of a file: rows of a batch that are finished leave it, and
-the next lines take their places. The same command goes on where an earlier one was stopped."""
+the next lines take their places. The same command continues where an earlier one was stopped."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
@@ -77,12 +77,12 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
         kind = json_object(guard.checked(folder) / guard.CONFIG)
         if kind.get("model_type") != CosformerConfig.model_type:
             found = kind.get("model_type", "none")
-            raise UsageError(f"{folder} holds a model of type {found!r}; one of cosformer.models is wanted.")
+            raise UsageError(f"{folder} holds a model of type {found!r}, and none of cosformer.models.")
         heads = kind.get("architectures") or []
         if heads != [CosformerForCausalLM.__name__]:
             named = isinstance(heads, list) and all(isinstance(head, str) for head in heads)
             made = ", ".join(heads) or "a model without a head" if named else f"architectures {heads!r}"
-            raise UsageError(f"{folder} holds {made}; a CosformerForCausalLM is wanted to continue a text.")
+            raise UsageError(f"{folder} holds {made}; a CosformerForCausalLM is expected to continue a text.")
         model = loading.load_model(CosformerForCausalLM, folder, dtype=dtype)
     except UsageError:
         raise
@@ -262,7 +262,7 @@ def run(args: argparse.Namespace) -> int:
         stream_generate(model, ids, args.tokens, streamer, Progress(every=5.0), **how)
     except KeyboardInterrupt:
         raise Stopped(
-            f"stopped after {max(streamer.tokens, 0)} tokens; nothing is kept but what stands above."
+            f"stopped after {max(streamer.tokens, 0)} tokens; only the text above is kept."
         ) from None
     finally:
         print()

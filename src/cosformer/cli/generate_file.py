@@ -62,7 +62,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
     try:
         json.dumps([found.get("id"), found["prompt"]], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return {"error": "the line has half of a character (a lone surrogate)."}
+        return {"error": "the line has an incomplete character (a lone surrogate)."}
     return {name: found[name] for name in ("id", "prompt") if name in found}
 
 
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, model: Any, tokenizer: Any, choice: Choice) ->
                 written += 1
         except KeyboardInterrupt:
             raise Stopped(
-                f"stopped with {written:,} of {len(lines):,} lines in {args.out}; the same command goes on "
+                f"stopped with {written:,} of {len(lines):,} lines in {args.out}; the same command continues "
                 "there."
             ) from None
     progress.end()

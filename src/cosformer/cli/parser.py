@@ -65,17 +65,17 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 def positive_int(word: str) -> int:
     if not word.isascii() or not word.isdigit() or not word.strip("0"):
-        raise argparse.ArgumentTypeError(f"a positive whole number is wanted, not {word!r}")
+        raise argparse.ArgumentTypeError(f"a positive whole number is expected, not {word!r}")
     if len(word.lstrip("0")) > 9:
         raise argparse.ArgumentTypeError(
-            f"a number below 1,000,000,000 is wanted, not one of {len(word)} digits"
+            f"a number below 1,000,000,000 is expected, not one of {len(word)} digits"
         )
     return int(word)
 
 
 def seed(word: str) -> int:
     if not word.isascii() or not word.isdigit() or len(word) > 10 or int(word) >= 2**32:
-        raise argparse.ArgumentTypeError("a whole number from 0 to 4,294,967,295 is wanted")
+        raise argparse.ArgumentTypeError("a whole number from 0 to 4,294,967,295 is expected")
     return int(word)
 
 
@@ -89,7 +89,7 @@ def number(low: float, high: float) -> Callable[[str], float]:
             value = float("nan")
         if not low < value <= high:
             bounds = f"above {low:g}" + ("" if high == float("inf") else f" and at most {high:g}")
-            raise argparse.ArgumentTypeError(f"a number {bounds} is wanted, not {word!r}")
+            raise argparse.ArgumentTypeError(f"a number {bounds} is expected, not {word!r}")
         return value
 
     return read

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
     for option, folder in (("--results", args.results), ("--benchmarks", args.benchmarks)):
         if folder.is_file():
-            raise UsageError(f"{option} {folder} is a file; the folder of the records is wanted.")
+            raise UsageError(f"{option} {folder} is a file; the folder of the records is expected.")
     if not args.results.is_dir() and not args.benchmarks.is_dir():
         raise UsageError(
             f"there are no records: neither the folder {args.results} nor {args.benchmarks} exists. Run this "

@@ -31,7 +31,7 @@ def add(p: Parser) -> None:
     settings.required = False  # or argparse would list them as missing together with the recipe
     p.add_argument("--scale", type=one_of(*SCALES), default="small", help="tiny, small (default) or paper")
     p.add_argument("--results", type=Path, help="file of records (default: results/<task>.jsonl)")
-    p.add_argument("--fresh", action="store_true", help="start again instead of going on from a checkpoint")
+    p.add_argument("--fresh", action="store_true", help="start again instead of continuing from a checkpoint")
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -40,16 +40,14 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise UsageError(f"{word!r} is no setting; NAME=VALUE is wanted, for example steps=100.")
+            raise UsageError(f"{word!r} is no setting; NAME=VALUE is expected, for example steps=100.")
         try:
             value = json.loads(text)
         except ValueError:
             value = {"True": True, "False": False, "None": None}.get(text, text)
         outer, dot, inner = name.partition(".")
         if dot and outer not in NESTED:
-            raise UsageError(
-                f"{name!r} leads nowhere: only model and task_settings have settings of their own."
-            )
+            raise UsageError(f"{outer!r} has no settings of its own: only model and task_settings have.")
         if name in NESTED and not isinstance(value, dict):
             example = {"model": "hidden_size=64", "task_settings": "length=512"}[name]
             raise UsageError(
@@ -142,10 +140,10 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     try:
         record: dict[str, Any] = train_(run, folder, resume=not args.fresh, results=args.results)
     except Interrupted as stopped:
-        raise Stopped(f"{stopped}. Kept in {folder}; go on with: {shlex.join(again)}") from None
+        raise Stopped(f"{stopped}. Kept in {folder}; continue with: {shlex.join(again)}") from None
     except KeyboardInterrupt:
         raise Stopped(
-            f"stopped at once; checkpoints in {folder} are whole. Go on with: {shlex.join(again)}"
+            f"stopped at once; checkpoints in {folder} are whole. Continue with: {shlex.join(again)}"
         ) from None
     except (Diverged, PeerFailed) as error:
         raise Failed(str(error)) from None
@@ -159,7 +157,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
         last = max(checkpoint.steps(folder), default=None)
         kept = f"{folder / checkpoint.name(last)} is kept" if last else f"{folder} has no checkpoint yet"
         raise UsageError(
-            f"the disk is full; {kept}. Free some space and go on with: {shlex.join(again)}"
+            f"the disk is full; {kept}. Free some space and continue with: {shlex.join(again)}"
         ) from None
     return record
 

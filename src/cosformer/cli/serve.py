@@ -48,7 +48,7 @@ def arguments(p: Parser) -> None:
 
 def port(word: str) -> int:
     if not word.isascii() or not word.isdigit() or int(word[:6]) > 65_535:
-        raise argparse.ArgumentTypeError(f"a number from 0 to 65,535 is wanted, not {word!r}")
+        raise argparse.ArgumentTypeError(f"a number from 0 to 65,535 is expected, not {word!r}")
     return int(word)
 
 

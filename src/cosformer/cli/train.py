@@ -9,9 +9,9 @@ from cosformer.cli import runs
 from cosformer.cli.parser import Parser
 from cosformer.terminal import seconds, size
 
-HELP = "train a recipe; goes on where it was stopped"
+HELP = "train a recipe; continues where it was stopped"
 DESCRIPTION = f"""Trains a recipe and appends a record of it to the results. Stopped with Ctrl-C it leaves a
-checkpoint, and the same command goes on from there.
+checkpoint, and the same command continues from there.
 
 {runs.SETTINGS}"""
 EXAMPLES = """examples:

@@ -62,7 +62,7 @@ def _wrong(record: Record) -> str | None:
     for where, keys, kind, wanted in checks:
         for key in keys:
             if key in where and not isinstance(where[key], kind):
-                return f"has {where[key]!r} for {key}, where {wanted} is wanted"
+                return f"has {where[key]!r} for {key}, where {wanted} is expected"
     return None
 
 

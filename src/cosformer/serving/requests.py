@@ -45,7 +45,7 @@ def _is_part(given: Any) -> bool:
 
 
 def _is_text(given: Any) -> bool:
-    """Text that can be encoded: JSON may hold half of a character."""
+    """Text that can be encoded: JSON may hold a lone surrogate."""
     try:
         return isinstance(given, str) and given.encode() is not None
     except UnicodeEncodeError:

@@ -111,7 +111,7 @@ def _train(
             test = loop.test()
         except evaluation.Stopped:
             raise Interrupted(
-                f"stopped at step {status.step} of {run.steps}: train in the same folder to go on from there"
+                f"stopped at step {status.step} of {run.steps}: train in the same folder to continue"
             ) from None
     loop.clock.note(status)
     status.peak_memory_bytes = max(status.peak_memory_bytes, peak_memory(mesh.device))
