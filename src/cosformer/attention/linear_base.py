@@ -106,20 +106,11 @@ class LinearAttention(Attention):
         )
 
     def attend_features(
-        self,
-        phi: Tensor,
-        psi: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        offset: int,
-        log_decay: Tensor | None,
-        state: LinearState | None,
+        self, phi: Tensor, psi: Tensor, v: Tensor, *, causal: bool, offset: int, **carried: Any
     ) -> tuple[Tensor, LinearState]:
-        """out [B, Tq, H, Dv] and the state after the last key, from features; hidden keys have none."""
-        return linear_attention(
-            phi, psi, v, causal=causal, offset=offset, eps=self.eps, log_decay=log_decay, state=state
-        )
+        """out [B, Tq, H, Dv] and the state after the last key, from features, which are zero for hidden keys.
+        `carried`: `log_decay` and `state` of `linear_attention`."""
+        return linear_attention(phi, psi, v, causal=causal, offset=offset, eps=self.eps, **carried)
 
     def attend_token(
         self,

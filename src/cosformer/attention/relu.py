@@ -61,21 +61,11 @@ class Relu(LinearAttention):
         return k.relu()
 
     def attend_features(
-        self,
-        phi: Tensor,
-        psi: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        offset: int,
-        log_decay: Tensor | None,
-        state: LinearState | None,
+        self, phi: Tensor, psi: Tensor, v: Tensor, *, causal: bool, offset: int, **carried: Any
     ) -> tuple[Tensor, LinearState]:
         windows = windows_of_heads(self.windows, psi.shape[2])
         if windows is None:
-            return super().attend_features(
-                phi, psi, v, causal=causal, offset=offset, log_decay=log_decay, state=state
-            )
+            return super().attend_features(phi, psi, v, causal=causal, offset=offset, **carried)
         tq, tk = phi.shape[1], psi.shape[1]
         i, j = (torch.arange(n, device=phi.device)[None] for n in (tq, tk))
         seen = within_windows(i + offset, j, windows)
