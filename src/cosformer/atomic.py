@@ -10,7 +10,9 @@ from typing import BinaryIO
 
 def flush(path: Path) -> None:
     """Waits until a file, or the list of names of a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows syncs no folders
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
