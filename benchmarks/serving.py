@@ -73,7 +73,7 @@ def save_model(folder: Path, hidden: int, layers: int) -> CosformerForCausalLM:
     """Random weights, large enough that every token of the past matters."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
-    config = CosformerConfig(
+    config = CosformerConfig.paper(
         **token_fields(tokenizer), hidden_size=hidden, num_hidden_layers=layers,
         num_attention_heads=max(2, hidden // 32), max_position_embeddings=2048, position="rotary",
         initializer_range=0.25,
