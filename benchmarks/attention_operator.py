@@ -27,8 +27,8 @@ from benchmarks.record import earlier, new_record, publish
 from benchmarks.targets import missed, verdict
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, profile, race
+from cosformer.atomic import replace as replace_file
 from cosformer.report.document import Document
-from cosformer.report.files import replace as replace_file
 from cosformer.report.sections import operator_cpu, operator_gpu
 from cosformer.report.write import write_beside
 

@@ -28,6 +28,7 @@ import torch
 from benchmarks import drawn_calls, hostile_files, hostile_lines, sandbox, training_faults
 from benchmarks.record import check_out
 from benchmarks.terminal import Parser, Progress
+from cosformer import atomic
 from cosformer import machine as hardware
 from cosformer.cli.parser import positive_int, seed
 from cosformer.training import files
@@ -181,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
     new = {name: report(name, [r for r in found if r["part"] == name], args.seed, commit) for name in wanted}
     code = _write(args.out, _known(args.out) | new)
     others = [line for line in files.lines(kept) if line["part"] not in wanted]
-    files.write_text(kept, "".join(json.dumps(line) + "\n" for line in others))
+    atomic.replace(kept, "".join(json.dumps(line) + "\n" for line in others))
     if not others:
         kept.unlink()
     return code

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from benchmarks import enwik8_plan, machine
 from benchmarks.plan import build
 from benchmarks.terminal import Parser, size
-from cosformer.report.files import replace as replace_file
+from cosformer.atomic import replace as replace_file
 from cosformer.training import Run, files, train
 
 FORMAT = "cosformer compiled training benchmark 1"

@@ -61,7 +61,7 @@ def build(name: str, sizes: Sizes, longest: int, device: torch.device) -> Any:
     if name == "llama":
         made: Any = LlamaForCausalLM(LlamaConfig(**common, attn_implementation="sdpa"))
     else:
-        made = CosformerForCausalLM(CosformerConfig(**common, attention=name, position="rotary"))
+        made = CosformerForCausalLM(CosformerConfig.paper(**common, attention=name, position="rotary"))
     return made.to(device).eval()
 
 

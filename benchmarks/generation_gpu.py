@@ -27,9 +27,9 @@ from benchmarks import generation_steps as steps
 from benchmarks.generation import numbers
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
-from cosformer.attention.base import placed
+from cosformer.atomic import replace
+from cosformer.attention.base import with_positions
 from cosformer.models import CosformerCache, CosformerForCausalLM
-from cosformer.report.files import replace
 from cosformer.report.render import terminal
 from cosformer.report.sections.generation_gpu import FORMAT, document
 from cosformer.report.write import write_beside
@@ -130,7 +130,7 @@ def standing_behind(model: CosformerForCausalLM, batch: int, context: int, *, st
     for entry in cache.layers:
         state = entry.state
         assert state is not None
-        entry.fill(placed(state, torch.full_like(state.positions, context), context), None, context)
+        entry.fill(with_positions(state, torch.full_like(state.positions, context), context), None, context)
     return cache
 
 

@@ -21,8 +21,8 @@ from benchmarks.sandbox import Refused
 from cosformer.cli import main
 from cosformer.models import CosformerCache, CosformerConfig, CosformerForCausalLM, byte_tokenizer
 
-TINY = ["steps=2", "save_every=1", "keep=9", "model.hidden_size=16", "task_settings.train_rows=32",
-        "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
+TINY = ["steps=2", "save_every=1", "save_total_limit=9", "model.hidden_size=16",
+        "task_settings.train_rows=32", "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
 TRAIN = ["train", "mqar", "--scale", "tiny", *TINY, "--folder", "run", "--results", "results.jsonl"]
 TEXTS = [
     "generate", "model", "--prompts", "texts/prompts.jsonl", "--out", "texts/out.jsonl", "--tokens", "3",

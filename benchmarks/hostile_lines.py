@@ -27,10 +27,11 @@ WORDS = (
     "[" * 5000, "\ud800", "ünïcödé", "a" * 10_000, "a\nb", "/", "/dev/null", "/dev/zero", "/proc/self/mem",
     ".",
     "..", "~", "nowhere", "run", "model", "steps=0", "steps=many", "seed=-1", "model=5", "model.attention=x",
-    "model.hidden_size=17", "model.x=1", "batch=99999999", "workers=9999", "task_settings=[]",
+    "model.hidden_size=17", "model.x=1", "batch_size=99999999", "workers=9999", "task_settings=[]",
     "attention=softmax", "device=toaster", "precision=fp8", "initial=somebody/model", "initial=/dev/zero",
-    "schedule=7", "task_settings.seed=x", "compile_backend=7", "clip=x", "model.attention_parameters={}",
-    "model.num_hidden_layers=1e9", "model.position=learnt", "model.windows=3",
+    "schedule=7", "task_settings.seed=x", "compile_backend=7", "max_grad_norm=x",
+    "model.attention_parameters={}", "model.num_hidden_layers=1e9", "model.position=learnt",
+    "model.windows=3",
 )  # fmt: skip
 
 

@@ -26,9 +26,9 @@ from benchmarks import machine
 from benchmarks.attention_operator import device_for, folder_for
 from benchmarks.terminal import Parser, plain
 from cosformer import attention
+from cosformer.atomic import replace as replace_file
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.report.document import Document
-from cosformer.report.files import replace as replace_file
 from cosformer.report.sections.training import language_model_document, steps
 from cosformer.report.write import write_beside
 

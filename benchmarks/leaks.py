@@ -20,10 +20,10 @@ from transformers.generation.configuration_utils import CompileConfig
 from benchmarks import machine
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
+from cosformer.atomic import replace
 from cosformer.cli.parser import positive_int
 from cosformer.models import CosformerCache, CosformerConfig, CosformerForCausalLM, HorizonError
 from cosformer.models.batching import Choice, generate_many
-from cosformer.report.files import replace
 
 FORMAT = "cosformer leaks benchmark 1"
 ALLOWED = 4 * 2**20  # bytes that the process may grow by after the first part: its allocator's, not ours

@@ -25,7 +25,7 @@ from benchmarks import enwik8_plan, machine
 from benchmarks.compiled import variant
 from benchmarks.terminal import Parser
 from benchmarks.training import bare
-from cosformer.report.files import replace as replace_file
+from cosformer.atomic import replace as replace_file
 from cosformer.training import Run, train
 
 FORMAT = "cosformer one rank benchmark 1"

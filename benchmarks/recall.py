@@ -39,7 +39,8 @@ WIDTHS = {"cpu": (8, 16, 32, 64)}  # of a scale, where they are not (32, 64, 128
 # The scale "cpu": what a core learns in a minute or two a run, on top of the recipes' scale tiny. Rows are as
 # hard as softmax, at the greater widths, still solves in that time.
 _CORE: dict[str, Any] = {
-    "batch": 64, "learning_rate": 2e-3, "warmup": 100, "eval_every": 400, "save_every": 1000, "device": "cpu",
+    "batch_size": 64, "learning_rate": 2e-3, "warmup": 100, "eval_every": 400, "save_every": 1000,
+    "device": "cpu",
 }  # fmt: skip
 _CORE_MODEL = {"num_hidden_layers": 2, "num_attention_heads": 1, "initializer_range": 0.1}
 _CORE_ROWS = {"train_rows": 50_000, "valid_rows": 500, "test_rows": 1_000}

@@ -11,9 +11,9 @@ import torch
 from benchmarks import machine
 from benchmarks.contenders import Contender, Shape
 from benchmarks.terminal import Parser
+from cosformer.atomic import replace as replace_file
 from cosformer.report import render
 from cosformer.report.document import Document
-from cosformer.report.files import replace as replace_file
 from cosformer.report.sections import operator_cpu
 from cosformer.report.write import write_beside
 

@@ -27,9 +27,9 @@ from benchmarks import machine
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import summary
+from cosformer.atomic import replace
 from cosformer.cli.parser import number, positive_int
 from cosformer.models import CosformerConfig, CosformerForCausalLM, byte_tokenizer, token_fields
-from cosformer.report.files import replace
 
 FORMAT = "cosformer serving benchmark 1"
 CLEAR = 1e-3  # between the best two logits of every choice
@@ -73,7 +73,7 @@ def save_model(folder: Path, hidden: int, layers: int) -> CosformerForCausalLM:
     """Random weights, large enough that every token of the past matters."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
-    config = CosformerConfig(
+    config = CosformerConfig.paper(
         **token_fields(tokenizer), hidden_size=hidden, num_hidden_layers=layers,
         num_attention_heads=max(2, hidden // 32), max_position_embeddings=2048, position="rotary",
         initializer_range=0.25,

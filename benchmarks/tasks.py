@@ -28,7 +28,7 @@ import torch
 from benchmarks import listops_judge, machine
 from benchmarks.terminal import Parser
 from cosformer import tasks
-from cosformer.report.files import replace as replace_file
+from cosformer.atomic import replace as replace_file
 from cosformer.report.sections.generators import document
 from cosformer.report.write import write_beside
 from cosformer.tasks.base import SPLITS

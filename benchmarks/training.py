@@ -18,7 +18,7 @@ import torch
 from benchmarks import machine
 from benchmarks.terminal import Parser, plain
 from cosformer import tasks
-from cosformer.report.files import replace as replace_file
+from cosformer.atomic import replace as replace_file
 from cosformer.report.sections.training import speeds, training_document
 from cosformer.report.write import write_beside
 from cosformer.tasks.io.sources import DataError
@@ -43,7 +43,7 @@ def bare(run: Run, seconds: float) -> float:
     device = torch.device(device_of(run))
     task = tasks.build(run.task, **run.task_settings)
     data = source(run, task, "train", device)
-    order = Order(len(data), run.batch, run.accumulation, run.seed)
+    order = Order(len(data), run.batch_size, run.accumulation, run.seed)
     batches = list(data.training(order, 0, min(_BATCHES, run.steps)))
     model: Any = build(run, task).to(device).train()
     if run.compile:

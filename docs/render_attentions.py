@@ -15,7 +15,7 @@ SHORT, LONG = 1024, 65536  # lengths at which states are given
 
 INTRODUCTION = """# Attentions
 
-Every attention that cosFormer is compared with stands behind one registry, and under one set of laws
+Every attention that cosFormer is compared with is in one registry, and tested by one set of laws
 (`tests/attention/test_laws.py`): each equals a slow, literal transcription of its paper, in values and in
 gradients, in float64. This page is written by `python docs/render_attentions.py` from the traits of the
 mechanisms; [adding an attention](adding_an_attention.md) shows how to add a row.
@@ -58,8 +58,8 @@ POSITIONS = """## Positions
 
 What a model adds to its tokens, or does to the heads of queries and keys (`CosformerConfig(position=...)`).
 `stochastic` (Liutkus et al., 2021, arXiv:2105.08399) is for the attentions that are linear in features.
-Random features and noise are drawn once, saved with the model, and drawn anew where the training loop calls
-`cosformer.drawn.redraw(model, step)` between steps, every `redraw_interval` of them.
+Random features and noise are sampled once, saved with the model, and resampled where the training loop calls
+`cosformer.random_features.resample(model, step)` between steps, every `redraw_interval` of them.
 """
 
 

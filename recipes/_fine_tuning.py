@@ -21,8 +21,8 @@ BASE = Table(
         "model": {
             "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.1,
         },
-        "steps": 300, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 50, "save_every": 150,
-        "eval_batch": 250, "data": "loader",
+        "steps": 300, "batch_size": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 50,
+        "save_every": 150, "eval_batch_size": 250, "data": "loader",
     },
     small={
         "task_settings": {"tokens": "bpe", "bpe_size": 16_384, "bpe_corpus": "wikitext2"},
@@ -30,7 +30,7 @@ BASE = Table(
             "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "dropout": 0.1,
             "classifier_dropout": 0.1, "max_position_embeddings": 512,
         },
-        "batch": 32, "learning_rate": 1e-4, "eval_every": 250, "save_every": 250, "eval_batch": 128,
+        "batch_size": 32, "learning_rate": 1e-4, "eval_every": 250, "save_every": 250, "eval_batch_size": 128,
         "steps": 5000, "warmup": 300, "patience": 8, "precision": "bf16",
     },
     paper={
@@ -39,7 +39,7 @@ BASE = Table(
             "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "dropout": 0.1,
             "classifier_dropout": 0.1, "max_position_embeddings": 512,
         },
-        "batch": 32, "learning_rate": 2e-5, "eval_every": 500, "save_every": 500, "eval_batch": 128,
+        "batch_size": 32, "learning_rate": 2e-5, "eval_every": 500, "save_every": 500, "eval_batch_size": 128,
         "steps": 20_000, "warmup": 1200, "patience": 10, "precision": "bf16",
     },
 )  # fmt: skip
@@ -71,7 +71,7 @@ def table(task: str, rows: int, *, length: int = 256, tiny: Settings | None = No
     """For a task with so many training rows: ten passes over them, or the base's steps if those are fewer."""
     changes: dict[str, Settings] = {"tiny": tiny or {}}
     for scale, base in (("small", BASE.small), ("paper", BASE.paper)):
-        steps = min(10 * rows // base["batch"], base["steps"])
+        steps = min(10 * rows // base["batch_size"], base["steps"])
         changes[scale] = {
             "steps": steps,
             "warmup": steps * 6 // 100,

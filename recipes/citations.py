@@ -17,7 +17,7 @@ TABLE = RETRIEVAL.variant(
             "hidden_size": 64, "intermediate_size": 32, "position": "none", "initializer_range": 0.02,
             "dropout": 0.2,
         },
-        "steps": 200, "batch": 128, "learning_rate": 1.5e-3, "eval_every": 40,
+        "steps": 200, "batch_size": 128, "learning_rate": 1.5e-3, "eval_every": 40,
     },
 )  # fmt: skip
 build = TABLE.build

@@ -12,20 +12,20 @@ TABLE = Table(
     tiny={
         "task_settings": {"length": 256, "official": False},
         "model": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 100, "batch": 8, "learning_rate": 5e-3, "warmup": 10, "eval_every": 100, "save_every": 50,
-        "eval_batch": 64, "data": "loader",
+        "steps": 100, "batch_size": 8, "learning_rate": 5e-3, "warmup": 10, "eval_every": 100,
+        "save_every": 50, "eval_batch_size": 64, "data": "loader",
     },
     small={
         "task_settings": {"length": 1024},
         "model": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "dropout": 0.1},
-        "steps": 10_000, "batch": 64, "learning_rate": 5e-4, "warmup": 1000, "weight_decay": 0.01,
-        "eval_every": 1000, "save_every": 1000, "eval_batch": 64, "precision": "bf16",
+        "steps": 10_000, "batch_size": 64, "learning_rate": 5e-4, "warmup": 1000, "weight_decay": 0.01,
+        "eval_every": 1000, "save_every": 1000, "eval_batch_size": 64, "precision": "bf16",
     },
     paper={
         "task_settings": {"length": 2048},
         "model": {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "dropout": 0.1},
-        "steps": 100_000, "batch": 64, "learning_rate": 5e-4, "warmup": 4000, "weight_decay": 0.01,
-        "eval_every": 5000, "save_every": 2000, "eval_batch": 64, "precision": "bf16",
+        "steps": 100_000, "batch_size": 64, "learning_rate": 5e-4, "warmup": 4000, "weight_decay": 0.01,
+        "eval_every": 5000, "save_every": 2000, "eval_batch_size": 64, "precision": "bf16",
     },
     attention_at={("cosformer", "small"): {"model": recommended(512, 8)}},
 )  # fmt: skip

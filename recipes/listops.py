@@ -15,23 +15,23 @@ TABLE = Table(
             "train_rows": 4000, "valid_rows": 200, "test_rows": 1000,
         },
         "model": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
-        "steps": 300, "batch": 64, "learning_rate": 2e-3, "warmup": 30, "eval_every": 100, "save_every": 100,
-        "eval_batch": 200,
+        "steps": 300, "batch_size": 64, "learning_rate": 2e-3, "warmup": 30, "eval_every": 100,
+        "save_every": 100, "eval_batch_size": 200,
     },
     small={
         "model": {
             "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024,
             "dropout": 0.1,
         },
-        "steps": 10_000, "batch": 64, "learning_rate": 5e-4, "warmup": 1000, "weight_decay": 0.05,
-        "eval_every": 500, "eval_batch": 64, "precision": "bf16",
+        "steps": 10_000, "batch_size": 64, "learning_rate": 5e-4, "warmup": 1000, "weight_decay": 0.05,
+        "eval_every": 500, "eval_batch_size": 64, "precision": "bf16",
     },
     paper={
         "model": {
             "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024,
             "dropout": 0.1,
         },
-        "steps": 5000, "batch": 32, "learning_rate": 0.05, "schedule": "rsqrt", "warmup": 1000,
+        "steps": 5000, "batch_size": 32, "learning_rate": 0.05, "schedule": "rsqrt", "warmup": 1000,
         "weight_decay": 0.1, "epsilon": 1e-9, "eval_every": 200, "save_every": 1000,
     },
 )  # fmt: skip

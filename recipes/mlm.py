@@ -16,22 +16,22 @@ TABLE = Table(
     tiny={
         "task_settings": {"corpus": "python", "length": 256, "tokens": "bytes"},
         "model": {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
-        "steps": 100, "batch": 8, "learning_rate": 5e-3, "warmup": 10, "eval_every": 100, "save_every": 50,
-        "eval_batch": 64,
+        "steps": 100, "batch_size": 8, "learning_rate": 5e-3, "warmup": 10, "eval_every": 100,
+        "save_every": 50, "eval_batch_size": 64,
     },
     small={
         "task_settings": {"corpus": "wikitext2", "length": 512, "tokens": "bpe", "bpe_size": 16_384},
         "model": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "dropout": 0.1},
-        "steps": 10_000, "batch": 128, "learning_rate": 5e-4, "warmup": 1000, "eval_every": 1000,
-        "save_every": 1000, "eval_batch": 64, "precision": "bf16", "workers": 8,
+        "steps": 10_000, "batch_size": 128, "learning_rate": 5e-4, "warmup": 1000, "eval_every": 1000,
+        "save_every": 1000, "eval_batch_size": 64, "precision": "bf16", "workers": 8,
     },
     paper={
         "task_settings": {"corpus": "wikitext103", "length": 512, "tokens": "bpe", "bpe_size": 50_264},
         "model": {
             "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "dropout": 0.1,
         },
-        "steps": 50_000, "batch": 512, "accumulation": 8, "learning_rate": 5e-4, "warmup": 3000,
-        "eval_every": 2000, "save_every": 1000, "eval_batch": 32, "precision": "bf16", "workers": 8,
+        "steps": 50_000, "batch_size": 512, "accumulation": 8, "learning_rate": 5e-4, "warmup": 3000,
+        "eval_every": 2000, "save_every": 1000, "eval_batch_size": 32, "precision": "bf16", "workers": 8,
     },
     # Documents of a row are kept apart, where the mechanism can do so.
     attention={

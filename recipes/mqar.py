@@ -15,20 +15,20 @@ TABLE = Table(
             "train_rows": 4000, "valid_rows": 200, "test_rows": 200,
         },
         "model": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
-        "steps": 400, "batch": 64, "learning_rate": 3e-3, "warmup": 40, "eval_every": 200, "save_every": 200,
-        "eval_batch": 200,
+        "steps": 400, "batch_size": 64, "learning_rate": 3e-3, "warmup": 40, "eval_every": 200,
+        "save_every": 200, "eval_batch_size": 200,
     },
     small={
         "task_settings": {"length": 256, "pairs": 16, "train_rows": 100_000},
         "model": {"hidden_size": 128, "num_hidden_layers": 2},
-        "steps": 8000, "batch": 256, "learning_rate": 1e-3, "warmup": 800, "eval_every": 500,
-        "eval_batch": 250, "save_every": 1000,
+        "steps": 8000, "batch_size": 256, "learning_rate": 1e-3, "warmup": 800, "eval_every": 500,
+        "eval_batch_size": 250, "save_every": 1000,
     },
     paper={
         "task_settings": {"length": 512, "pairs": 64, "train_rows": 100_000},
         "model": {"hidden_size": 256, "num_hidden_layers": 2},
-        "steps": 64 * 100_000 // 256, "batch": 256, "learning_rate": 1e-3, "warmup": 2500, "eval_every": 1000,
-        "eval_batch": 125, "save_every": 1000,
+        "steps": 64 * 100_000 // 256, "batch_size": 256, "learning_rate": 1e-3, "warmup": 2500,
+        "eval_every": 1000, "eval_batch_size": 125, "save_every": 1000,
     },
 )  # fmt: skip
 build = TABLE.build

@@ -18,23 +18,23 @@ TABLE = Table(
         "model": {
             "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.1,
         },
-        "steps": 800, "batch": 64, "learning_rate": 2e-3, "warmup": 50, "eval_every": 400, "save_every": 400,
-        "eval_batch": 250,
+        "steps": 800, "batch_size": 64, "learning_rate": 2e-3, "warmup": 50, "eval_every": 400,
+        "save_every": 400, "eval_batch_size": 250,
     },
     small={
         "model": {
             "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 256,
         },
-        "steps": 20_000, "batch": 128, "learning_rate": 1e-3, "warmup": 1000, "weight_decay": 0.01,
-        "eval_every": 1000, "save_every": 1000, "eval_batch": 250, "precision": "bf16",
+        "steps": 20_000, "batch_size": 128, "learning_rate": 1e-3, "warmup": 1000, "weight_decay": 0.01,
+        "eval_every": 1000, "save_every": 1000, "eval_batch_size": 250, "precision": "bf16",
     },
     paper={
         "model": {
             "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 32,
             "dropout": 0.1,
         },
-        "steps": 200 * _EPOCH, "batch": 512, "learning_rate": 1e-3, "schedule": "cosine", "warmup": _EPOCH,
-        "eval_every": 5 * _EPOCH, "save_every": 5 * _EPOCH, "eval_batch": 250,
+        "steps": 200 * _EPOCH, "batch_size": 512, "learning_rate": 1e-3, "schedule": "cosine",
+        "warmup": _EPOCH, "eval_every": 5 * _EPOCH, "save_every": 5 * _EPOCH, "eval_batch_size": 250,
     },
 )  # fmt: skip
 build = TABLE.build

@@ -8,9 +8,9 @@ from recipes.pathfinder import TABLE as PATHFINDER
 TABLE = PATHFINDER.variant(
     "pathx",
     small={
-        "steps": 10_000, "batch": 16, "learning_rate": 5e-4, "eval_every": 2000, "save_every": 500,
-        "eval_batch": 32,
+        "steps": 10_000, "batch_size": 16, "learning_rate": 5e-4, "eval_every": 2000, "save_every": 500,
+        "eval_batch_size": 32,
     },
-    paper={"batch": 128, "accumulation": 4, "steps": 200 * 160_000 // 128, "eval_batch": 32},
+    paper={"batch_size": 128, "accumulation": 4, "steps": 200 * 160_000 // 128, "eval_batch_size": 32},
 )  # fmt: skip
 build = TABLE.build

@@ -14,15 +14,15 @@ TABLE = Table(
         "model": {
             "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.15,
         },
-        "steps": 240, "batch": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 120, "save_every": 120,
-        "eval_batch": 100,
+        "steps": 240, "batch_size": 32, "learning_rate": 3e-3, "warmup": 20, "eval_every": 120,
+        "save_every": 120, "eval_batch_size": 100,
     },
     small={
         "model": {
             "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512,
             "dropout": 0.1,
         },
-        "steps": 5000, "batch": 32, "learning_rate": 5e-4, "warmup": 500, "weight_decay": 0.05,
+        "steps": 5000, "batch_size": 32, "learning_rate": 5e-4, "warmup": 500, "weight_decay": 0.05,
         "eval_every": 500, "precision": "bf16",
     },
     paper={
@@ -30,7 +30,7 @@ TABLE = Table(
             "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512,
             "dropout": 0.1,
         },
-        "steps": 5000, "batch": 32, "learning_rate": 0.05, "schedule": "rsqrt", "warmup": 8000,
+        "steps": 5000, "batch_size": 32, "learning_rate": 0.05, "schedule": "rsqrt", "warmup": 8000,
         "weight_decay": 0.1, "epsilon": 1e-9, "eval_every": 300, "save_every": 1000,
     },
 )  # fmt: skip

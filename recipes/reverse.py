@@ -10,12 +10,12 @@ TABLE = Table(
             "position": "learned", "max_position_embeddings": 32, "num_attention_heads": 4,
             "bos_token_id": START, "decoder_start_token_id": START, "eos_token_id": END,
         },
-        "weight_decay": 0.01, "batch": 64, "learning_rate": 2e-3, "beta2": 0.999, "eval_batch": 250,
+        "weight_decay": 0.01, "batch_size": 64, "learning_rate": 2e-3, "beta2": 0.999, "eval_batch_size": 250,
     },
     tiny={
         "task_settings": {"letters": 3, "shortest": 1, "longest": 2, "train_rows": 2000},
         "model": {"hidden_size": 32, "num_hidden_layers": 1},
-        "batch": 32, "steps": 150, "warmup": 10, "eval_every": 150, "save_every": 150,
+        "batch_size": 32, "steps": 150, "warmup": 10, "eval_every": 150, "save_every": 150,
     },
     small={
         "model": {"hidden_size": 128, "num_hidden_layers": 2},

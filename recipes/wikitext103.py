@@ -21,20 +21,21 @@ TABLE = Table(
         "model": {
             "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "initializer_range": 0.05,
         },
-        "steps": 200, "batch": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 100, "save_every": 100,
+        "steps": 200, "batch_size": 16, "learning_rate": 3e-3, "warmup": 10, "eval_every": 100,
+        "save_every": 100,
     },
     small={
         "model": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "dropout": 0.1},
-        "steps": 10_000, "batch": 64, "accumulation": 8, "learning_rate": 5e-4, "warmup": 2000,
-        "eval_every": 1000, "save_every": 1000, "eval_batch": 8, "precision": "bf16",
+        "steps": 10_000, "batch_size": 64, "accumulation": 8, "learning_rate": 5e-4, "warmup": 2000,
+        "eval_every": 1000, "save_every": 1000, "eval_batch_size": 8, "precision": "bf16",
     },
     paper={
         "model": {
             "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 8, "intermediate_size": 4096,
             "dropout": 0.3,
         },
-        "steps": 150_000, "batch": 128, "accumulation": 16, "learning_rate": 5e-4, "warmup": 8000,
-        "eval_every": 5000, "save_every": 1000, "eval_batch": 8, "precision": "bf16",
+        "steps": 150_000, "batch_size": 128, "accumulation": 16, "learning_rate": 5e-4, "warmup": 8000,
+        "eval_every": 5000, "save_every": 1000, "eval_batch_size": 8, "precision": "bf16",
     },
     attention_at={("cosformer", "small"): {"model": recommended(512, 8)}},
 )  # fmt: skip

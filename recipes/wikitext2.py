@@ -6,11 +6,11 @@ TABLE = WIKITEXT103.variant(
     "wikitext2",
     small={
         "model": {"dropout": 0.3}, "steps": 4000, "warmup": 1000, "eval_every": 200, "save_every": 400,
-        "accumulation": 2, "eval_batch": 32, "patience": 5,
+        "accumulation": 2, "eval_batch_size": 32, "patience": 5,
     },
     paper={
         "model": {"dropout": 0.4}, "steps": 20_000, "warmup": 4000, "eval_every": 500, "accumulation": 4,
-        "eval_batch": 32, "patience": 10,
+        "eval_batch_size": 32, "patience": 10,
     },
 )  # fmt: skip
 build = TABLE.build

@@ -32,7 +32,7 @@ def test_names():
         "BackendStatus", "CosformerState", "backends", "cosformer_attention", "decode_step"
     ]  # fmt: skip
     assert sorted(cosformer.nn.__all__) == [
-        "Block", "BlockOutput", "ConvolvedState", "CosformerAttention", "FeedForward", "Memory",
+        "Block", "BlockOutput", "ConvolvedState", "CosformerAttention", "CrossAttentionState", "FeedForward",
         "MultiheadAttention", "OutputGate", "ShortConvolution", "build_norm", "one_vs_each_loss",
     ]  # fmt: skip
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):

@@ -75,7 +75,7 @@ def test_a_size_that_no_model_has(name):
         ({"workers": 10**6}, "workers must be at most"),
         ({"workers": None}, "workers must be"),
         ({"steps": 10**30}, "steps must be at most"),
-        ({"batch": 10**12}, "batch must be at most"),
+        ({"batch_size": 10**12}, "batch_size must be at most"),
         ({"warmup": 10**30}, "warmup must be at most"),
         ({"weight_decay": "much"}, "weight_decay must be"),
         ({"beta1": "x"}, "beta1 must be"),
@@ -88,7 +88,7 @@ def test_a_size_that_no_model_has(name):
 )
 def test_a_run_with_absurd_settings(changes, says):
     with pytest.raises((ValueError, TypeError), match=says):
-        Run(**{"task": "mqar", "steps": 1, "batch": 1, "learning_rate": 1e-3} | changes)
+        Run(**{"task": "mqar", "steps": 1, "batch_size": 1, "learning_rate": 1e-3} | changes)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_run_with_absurd_settings(changes, says):
     [
         (["model.hidden_size=4194304"], "takes"),
         (["model.num_hidden_layers=1000000000"], "at most"),
-        (["batch=1000000000"], "takes"),
+        (["batch_size=1000000000"], "takes"),
         (["eval_batch=1000000000"], "takes"),
         (["task_settings.train_rows=1000000000000"], "train_rows"),
         (["task_settings.length=100000000000"], "takes"),
@@ -124,7 +124,7 @@ def test_processes_of_a_machine_that_do_not_fit_together(monkeypatch, shard, siz
     the whole model first."""
     task = tasks.build("mqar", length=32, pairs=2)
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
-    run = Run("mqar", steps=1, batch=8, learning_rate=1e-3, model=sizes, shard=shard, eval_batch=1)
+    run = Run("mqar", steps=1, batch_size=8, learning_rate=1e-3, model=sizes, shard=shard, eval_batch_size=1)
     monkeypatch.setenv("WORLD_SIZE", str(size))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
     one = memory.of_model(model.build(run, task))

@@ -1,8 +1,8 @@
-"""Whether each backend is right on this machine, shown in seconds: against the paper's equation, written out
-here once more and computed in float64, in values and gradients.
+"""Checks in seconds that each backend computes correctly on this machine: values and gradients against the
+paper's equation, which is written here a second time and computed in float64.
 
-The error that is allowed is that of the same equation in the backend's own precision, twice over, and a few
-roundings: the bound follows the dtype by itself.
+The error that is allowed is twice that of the same equation in the backend's own precision, and a few
+roundings: the bound follows from the dtype.
 """
 
 import math
@@ -24,11 +24,11 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one backend on one device.
+    """The result for one backend on one device.
 
-    `cases` were computed; `refused` the backend leaves to others, by its own word. `worst` is the largest
-    error over the one allowed: right means at most 1. `failed` names the case that was wrong, or says why
-    the backend refused them all; None where all is right.
+    `cases` were computed; `refused` ones the backend does not support. `worst` is the largest ratio of an
+    error to the one allowed: at most 1 is correct. `failed` names the case that was wrong, or says why the
+    backend refused them all; None where all are correct.
     """
 
     backend: str
@@ -55,11 +55,11 @@ class Case:
     heads: tuple[int, int] = (2, 2)
     dims: tuple[int, int] = (16, 16)
     padded: int = 0
-    """So many keys of the first row are masked, and hold NaN."""
+    """Number of keys of the first row that are masked, and hold NaN."""
     documents: tuple[int, ...] = ()
     """Bounds of documents packed into one row."""
     cuts: tuple[int, ...] = ()
-    """Where the sequence is cut, the state carried from piece to piece."""
+    """Where the sequence is cut, with the state carried over."""
     windows: tuple[int | None, ...] | None = None
     """The window of each key head."""
 
@@ -87,8 +87,8 @@ CASES = (
 def check() -> list[Verdict]:
     """A verdict for each available backend on each device it is meant for.
 
-    With one thread of the CPU: the cases are small, and on a busy machine threads wait for one another ten
-    times as long as they compute."""
+    With one CPU thread: the cases are small, and on a busy machine threads would spend most of the time
+    waiting."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -110,7 +110,7 @@ def devices(backend: BackendStatus) -> list[str]:
 
 
 def examine(name: str, device: str) -> Verdict:
-    """All cases on one backend and device; the first that is wrong ends it."""
+    """All cases on one backend and device, up to the first that is wrong."""
     began, worst, cases, refused = time.perf_counter(), 0.0, 0, 0
     failed = refusal = None
     for case, dtype in _cases(name, device):
@@ -139,8 +139,8 @@ def examine(name: str, device: str) -> Verdict:
 
 
 def _cases(name: str, device: str) -> Iterator[tuple[Case, torch.dtype]]:
-    """In float32, and on a GPU in bfloat16 too, which is all that the kernels for Hopper compute in; not the
-    reference: how the plain equation rounds there is what others are measured by."""
+    """In float32, and on a GPU in bfloat16 too, the only dtype of the kernels for Hopper; not for the
+    reference, whose own rounding is the measure for the others."""
     for case in CASES:
         if name != "hopper":
             yield case, torch.float32
@@ -171,7 +171,7 @@ def _error_over_allowed(case: Case, name: str, device: torch.device, dtype: torc
     if mask is not None:
         k, v = (x.masked_fill(~mask[..., None, None], float("nan")) for x in (k, v))
     found = _with_gradients(partial(_operator, case, mask, name), q, k, v, grad)
-    # Sums that are carried along round more often than the square; in half types that is lost in the rest.
+    # Running sums round more often than the quadratic form; in half precision the difference is negligible.
     slack = (32 if dtype.itemsize >= 4 else 2) * torch.finfo(dtype).eps
     return max(
         _distance(f, t, size) / (2 * _distance(p, t, size) + slack)

@@ -13,13 +13,13 @@ from typing import Any
 from cosformer.reading import json_object
 
 FILE = "checksums.json"
-LARGE = 1024**3  # bytes; of larger files a run looks at the size alone
+LARGE = 1024**3  # bytes; of larger files a run compares only the size
 _PIECE = 1 << 20
 _verified: dict[Path, list[Any]] = {}
 
 
 def write(folder: Path) -> None:
-    """Notes all files of a folder; the last thing that is written there."""
+    """Writes the checksums of all files of a folder; called when everything else is written."""
     entries = {}
     for path in _files(folder):
         crc, sha = 0, hashlib.sha256()
@@ -35,8 +35,8 @@ def write(folder: Path) -> None:
 
 
 def damage(folder: Path, *, fully: bool = False) -> str | None:
-    """What is wrong with a folder, or None. `fully` reads every byte; otherwise large files are told by their
-    sizes, and nothing is read twice in a process."""
+    """What is wrong with a folder, or None. `fully` reads every byte; otherwise only the sizes of large files
+    are compared, and nothing is read twice in a process."""
     try:
         stamp = [
             (str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in _files(folder, all=True)
@@ -63,7 +63,7 @@ def damage(folder: Path, *, fully: bool = False) -> str | None:
 
 
 def forget() -> None:
-    """Verifies every folder again when it is opened next."""
+    """Makes the next opening of every folder verify it again."""
     _verified.clear()
 
 

@@ -1,7 +1,7 @@
 """A folder that one process at a time writes to.
 
-The lock is the kernel's (flock), so that it goes with the process however that ends; what stands in the file
-only says who holds it. Children do not inherit it: a loader's workers outlive a killed process by seconds.
+The lock is the kernel's (flock), so that it ends with the process, however that ends; the content of the file
+only names the holder. Child processes release it: workers of a loader outlive a killed process by seconds.
 """
 
 import contextlib

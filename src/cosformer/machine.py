@@ -1,4 +1,4 @@
-"""On what and with what a figure was measured: without it, it is not a figure."""
+"""Hardware, versions and commit that a figure was measured with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-# The checkout this file lies in; an installed package lies in none.
+# The checkout of this file; an installed package has none.
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Beside Python, torch and this library: what a figure may depend on, where it was used.
 _OTHERS = {
@@ -47,7 +47,8 @@ def memory() -> int:
 
 
 def resident(field: str) -> int | None:
-    """Bytes of this process: VmRSS (now) or VmHWM (the most since `forget_peak`); None where nobody knows."""
+    """Bytes of this process: VmRSS (now) or VmHWM (the most since `forget_peak`); None where it is
+    unknown."""
     said = _field("/proc/self/status", field)
     return int(said.split()[0]) * 1024 if said else None
 
@@ -88,7 +89,7 @@ def commit() -> dict[str, Any]:
     told = os.environ.get("COSFORMER_COMMIT")
     if told:
         return {"id": told, "dirty": None}
-    # An installed copy may lie inside somebody else's repository, whose commit says nothing about it.
+    # An installed copy may be inside another repository, whose commit says nothing about it.
     head = _git("rev-parse", "HEAD") if (CHECKOUT / "src" / "cosformer").is_dir() else None
     return {"id": head, "dirty": bool(_git("status", "--porcelain")) if head else None}
 

@@ -1,4 +1,4 @@
-"""How much memory there is, and a refusal, with the figure, of what cannot fit into it."""
+"""The memory of this machine, and an error with the figures for what cannot fit into it."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ _GROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 def limit() -> int:
     """Bytes that a process may have here: the machine's, or less where a container or a limit of the process
-    says so. 0 where nobody knows."""
+    says so. 0 where it is unknown."""
     return min((found for found in (physical(), _of_the_group(), _of_the_process()) if found), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Processes that compute together end together, and know why.
+"""Ends all processes of a group when one fails, each with the reason.
 
 Whoever waits in a collective for a process that has failed waits for minutes, and then reads an address
 instead of a reason. Here every process holds a connection to that of rank 0: the kernel closes it when a
@@ -65,7 +65,7 @@ class Peers:
         if self.size == 1:
             return
         if isinstance(error, RuntimeError) and self._told.wait(5 if _of_a_collective(error) else 0):
-            self._leave(_DONE)  # the others know
+            self._leave(_DONE)  # the others have been told
             raise PeerFailed(self.news) from None
         said = "" if error is None else " ".join(f"{type(error).__name__}: {error}".split())
         self._leave(f"rank {self.rank} of {self.size} failed: {said}" if said else _DONE)
@@ -144,7 +144,7 @@ class Peers:
         if self.rank == 0:
             self._tell(word)
         self.news = (
-            f"{word.rstrip('.')}. Rank {self.rank} was stopped with it; start the run again to go on from "
+            f"{word.rstrip('.')}. Rank {self.rank} was stopped with it; start the run again to continue from "
             "its newest checkpoint."
         )
         self._told.set()

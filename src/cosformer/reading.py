@@ -1,5 +1,5 @@
-"""JSON from files that anybody may have written: of a bounded size and the kind that is expected, or one
-sentence that says what is wrong."""
+"""JSON from untrusted files: of a bounded size and the expected type, or one sentence that says what is
+wrong."""
 
 import json
 import stat
@@ -10,7 +10,7 @@ LIMIT = 64 * 1024**2  # bytes; no configuration or record comes near it
 
 
 def parsed(text: str | bytes, where: object, advice: str = "") -> Any:
-    """What a text of JSON says; `where` names its place in the error, `advice` says what to do."""
+    """The value of JSON text; `where` names its place in the error, `advice` says what to do."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -22,7 +22,7 @@ def parsed(text: str | bytes, where: object, advice: str = "") -> Any:
 
 
 def json_file(path: Path, advice: str = "", limit: int = LIMIT) -> Any:
-    """What a file of JSON says. A device, a pipe or a file larger than `limit` bytes is not read at all."""
+    """The value of a JSON file. A device, a pipe or a file larger than `limit` bytes is not read at all."""
     return parsed(content(path, limit), path, advice)
 
 

@@ -1,10 +1,10 @@
-"""Which recipes there are: files of the folder `recipes` of a checkout. Imports nothing heavy, so that a name
-that is wrong is told at once."""
+"""Which recipes there are: files of the folder `recipes` of a checkout. Imports nothing heavy, so that a
+wrong name is reported at once."""
 
-import difflib
 from pathlib import Path
 
 from cosformer.machine import CHECKOUT
+from cosformer.registry import meant_or_known
 
 
 def folder() -> Path:
@@ -31,6 +31,5 @@ def check(name_or_path: str | Path) -> None:
         return
     known = names()
     if str(name_or_path) not in known:
-        near = difflib.get_close_matches(str(name_or_path), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}."
+        hint = meant_or_known(str(name_or_path), known, "there are")
         raise ValueError(f"there is no recipe {str(name_or_path)!r}; {hint}")

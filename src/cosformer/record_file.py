@@ -1,5 +1,5 @@
-"""What may be written behind a file of records: one JSON object a line, and perhaps a line that a crash of
-this program has cut off. Whatever else stands there is somebody's, and is neither cut nor written behind."""
+"""Files of records that may be appended to: one JSON object per line, and perhaps a last line that a crash of
+this program has cut off. Any other file is left untouched."""
 
 import json
 import stat
@@ -37,8 +37,8 @@ def opening(record: dict[str, Any], key: str) -> bytes:
 
 
 def scan(path: Path, content: bytes, begins: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The records of a file, and how many of its bytes are to be kept: all but a line that was begun here and
-    not finished. A last line that lacks nothing but its end counts."""
+    """The records of a file, and the number of its bytes to keep: all but a last line that this program began
+    and did not finish. A last line that lacks only its newline counts."""
     *lines, tail = content.split(b"\n")
     found = [_object(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not tail:

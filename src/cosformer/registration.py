@@ -1,9 +1,8 @@
 """Makes the models known to transformers and PEFT as soon as those are imported, and imports neither.
 
-`import cosformer` is enough for `AutoModelForCausalLM.from_pretrained(folder)`: a watcher of imports, which
-does nothing else, names the architecture to transformers' registry of configurations when that is loaded.
-The models themselves are imported when a configuration asks for them. No code of a saved folder has a part
-in it.
+`import cosformer` is enough for `AutoModelForCausalLM.from_pretrained(folder)`: an import hook adds the
+architecture to transformers' registry of configurations when that is loaded. The models themselves are
+imported when a configuration needs them. No code of a saved folder is used.
 """
 
 import importlib
@@ -18,7 +17,7 @@ MODEL_TYPE = "cosformer"
 
 
 class _OnDemand(dict[str, Any]):
-    """Configurations that others have registered, and ours: importing the models puts the class in place."""
+    """The registered configurations, and ours, whose class is imported when it is first used."""
 
     def __getitem__(self, key: str) -> Any:
         if key == MODEL_TYPE and super().__getitem__(key) is None:
@@ -33,7 +32,7 @@ class _OnDemand(dict[str, Any]):
 
 
 def _name_configuration(module: ModuleType) -> None:
-    """Puts our type of model among the configurations of transformers, without its class."""
+    """Adds our model type to the configurations of transformers, without importing its class."""
     mapping = module.CONFIG_MAPPING
     others = mapping._extra_content
     if MODEL_TYPE not in others:
@@ -41,7 +40,7 @@ def _name_configuration(module: ModuleType) -> None:
 
 
 def _name_targets(module: ModuleType) -> None:
-    """Gives PEFT's methods the layers of ours that they change in Llama, whose layers have the same names."""
+    """Adds target modules for PEFT's methods: those of Llama, whose layers have the same names."""
     for name, mapping in vars(module).items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MODULES_MAPPING"):
             targets = mapping.get("llama")
@@ -57,8 +56,8 @@ AFTER: dict[str, Callable[[ModuleType], None]] = {
 
 
 def name_classes(classes: dict[str, type]) -> None:
-    """Puts classes into the module `transformers`, wherever somebody has it: while it is imported it makes a
-    second object of itself, and those who were first keep the other one."""
+    """Adds classes to the module `transformers`, to both objects of it: it replaces itself in `sys.modules`
+    while it is imported, and early importers keep the first object."""
     held = [getattr(module, "__dict__", {}).get("transformers") for module in list(sys.modules.values())]
     for found in (sys.modules["transformers"], *held):
         if isinstance(found, ModuleType) and found.__name__ == "transformers":
@@ -67,7 +66,7 @@ def name_classes(classes: dict[str, type]) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Lets the other finders find a module, and has something done once it has been loaded."""
+    """A meta path finder that runs a function after the other finders have loaded a module."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -94,7 +93,7 @@ def _then(loader: Any, then: Callable[[ModuleType], None]) -> None:
 
 
 def watch() -> None:
-    """From now on; what is there already is told at once."""
+    """Starts watching imports; modules that are loaded already are handled at once."""
     if any(isinstance(finder, _Watch) for finder in sys.meta_path):
         return
     for name, then in AFTER.items():

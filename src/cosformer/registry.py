@@ -54,7 +54,7 @@ class Registry(Generic[T]):
 
     def build(self, name: str, parameters: Mapping[str, Any], offered: Mapping[str, Any]) -> T:
         """An object of the class. `offered` holds what the surrounding model knows (its sizes, its
-        horizon): each is taken where the class has a parameter of that name and `parameters` is silent.
+        horizon): each is taken where the class has a parameter of that name and `parameters` has none.
         """
         known = self.parameters(name)
         for key in parameters:

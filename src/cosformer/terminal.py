@@ -1,4 +1,4 @@
-"""What a person at the terminal sees: one progress line, plain tables, figures in the unit that suits."""
+"""Output for the terminal: a progress line, plain tables, numbers in readable units."""
 
 import sys
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from typing import Any
 
 
 class Progress:
-    """A bar over the steps of something, with the time left and what is being done; where nobody watches a
-    terminal, a line now and then."""
+    """A progress bar with the time left and the current step; where the output is no terminal, a line from
+    time to time."""
 
     def __init__(self, every: float = 20.0):
         watched = sys.stderr.isatty()
@@ -23,8 +23,8 @@ class Progress:
         self.bar = tqdm(total=steps, bar_format=form, file=sys.stderr, **self.how)
 
     def step(self, doing: str, done: int | None = None) -> None:
-        """Called before each step with what it is about to do, and where it is not the next one, with how
-        many are done."""
+        """Called before each step with a description of it and, unless it is the next one, with the number of
+        steps done."""
         self.bar.set_description_str(doing, refresh=False)
         self.bar.update(1 if done is None else done - self.bar.n)
 
@@ -34,7 +34,7 @@ class Progress:
 
 
 def plain(header: Sequence[str], rows: Sequence[Sequence[str]], figures: bool = True) -> str:
-    """Columns under one another: the first to the left, the others, where they are figures, to the right."""
+    """Aligned columns: the first to the left, the others, where they are figures, to the right."""
     table = [list(header), *map(list, rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     lines = []

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosformer import attention
-from cosformer.attention.base import placed
+from cosformer.attention.base import with_positions
 from tests.attention.zoo import both_ways, build, close, having, variations
 
 # Growth allowed from 1,024 to 4,096 tokens: the exponent, and a little for what is constant or logarithmic.
@@ -87,7 +87,7 @@ def test_a_padded_beginning_goes_on_as_it_does_alone(case):
     lengths = torch.tensor([35, 60])
     _, state = run(q[:, :60], k[:, :60], v[:, :60], causal=True, lengths=lengths, return_state=True)
     assert torch.equal(state.positions, lengths)
-    out = run(q[:, 60:], k[:, 60:], v[:, 60:], causal=True, state=placed(state, lengths, 60))
+    out = run(q[:, 60:], k[:, 60:], v[:, 60:], causal=True, state=with_positions(state, lengths, 60))
     for row, n in enumerate((35, 60)):
         own = [torch.cat([x[row : row + 1, :n], x[row : row + 1, 60:]], 1) for x in (q, k, v)]
         close(out[row : row + 1], run(*own, causal=True)[:, n:])

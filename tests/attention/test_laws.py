@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosformer import attention
-from cosformer.attention.base import placed
+from cosformer.attention.base import with_positions
 from cosformer.models import CosformerConfig
 from tests.attention import zoo
 from tests.attention.zoo import all_close, both_ways, build, close, gradients, having, qkv
@@ -131,7 +131,7 @@ def test_a_state_stands_behind_the_last_real_token(case):
             outs[row].append(out[row, : own[row]])
         done += width
     assert state.positions.tolist() == [13, 12]
-    state = placed(state, state.positions, 13)
+    state = with_positions(state, state.positions, 13)
     last = run(*(x[:, 20:] for x in inputs), causal=True, state=state)
     for row in (0, 1):
         first, second = lengths[row].tolist()
@@ -179,7 +179,7 @@ def test_states_are_selected_repeated_and_placed(case):
     close(picked, run(*inputs, causal=True)[rows, 29:])
     doubled = run(*(x.repeat_interleave(2, 0) for x in last), causal=True, state=state.repeat(2))
     close(doubled, run(*inputs, causal=True)[:, 29:].repeat_interleave(2, 0))
-    moved = placed(state, state.positions + 3, state.seen + 3)
+    moved = with_positions(state, state.positions + 3, state.seen + 3)
     assert moved.positions.tolist() == [32, 32]
     assert state.positions.tolist() == [29, 29], "states are values"
 
@@ -195,7 +195,7 @@ def test_a_memory_is_read_through_its_state(case):
     _, memory = run(q[:, :1], k, v, key_mask=mask, query_offset=0, return_state=True)
     for t in range(9):
         at = torch.full((2,), t)
-        step = run(q[:, t : t + 1], k[:, :0], v[:, :0], state=placed(memory, at, t), query_offset=0)
+        step = run(q[:, t : t + 1], k[:, :0], v[:, :0], state=with_positions(memory, at, t), query_offset=0)
         close(step, whole[:, t : t + 1])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cosformer import attention, drawn
+from cosformer import attention, random_features
 from cosformer.attention.performer import orthogonal_gaussian
 
 DIM = 8
@@ -66,7 +66,7 @@ def test_the_error_falls_like_the_root_of_the_features(what, causal):
         run = build(name, parameters, features)
         squares = []
         for _ in range(DRAWS):
-            run.redraw()
+            run.resample()
             squares.append((run(q, k, v, causal=causal) - exact).square().mean())
         errors.append(torch.stack(squares).mean().sqrt() / exact.square().mean().sqrt())
     exponent = fitted_exponent(SIZES, errors)
@@ -83,7 +83,7 @@ def test_weights_of_the_performer_are_those_of_softmax_on_average():
     run = build("performer", {}, 11)
     found = []
     for _ in range(4000):
-        run.redraw()
+        run.resample()
         features = run.key_features(torch.cat([q, k]))  # unlike those of a query, they are not rescaled
         found.append(features[0, :, 0] @ features[1, :, 0].T)
     found = torch.stack(found)
@@ -116,11 +116,11 @@ def test_only_what_is_due_is_drawn_again():
     def changed():
         return [not torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True)]
 
-    assert drawn.redraw(model, step=0) == 0
+    assert random_features.resample(model, step=0) == 0
     assert changed() == [False, False, False]
-    assert drawn.redraw(model, step=4) == 1
+    assert random_features.resample(model, step=4) == 1
     assert changed() == [False, True, False]
-    assert drawn.redraw(model, step=6) == 2
+    assert random_features.resample(model, step=6) == 2
     assert changed() == [True, True, False]
 
 

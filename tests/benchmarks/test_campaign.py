@@ -181,7 +181,7 @@ def test_the_recorded_campaign_found_nothing_but_what_is_documented():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--files", "-1"], "--files: a positive whole number is wanted"),
+        (["--files", "-1"], "--files: a positive whole number is expected"),
         (["--only", "files"], "--only wants PART:NUMBER"),
         (["--parts", "files,lanes"], "there is no part 'lanes'"),
         (["--out", "nowhere/x.json"], "there is no folder nowhere"),

@@ -47,7 +47,9 @@ def test_caches_have_the_size_their_shapes_say(name):
 def test_a_broken_cache_would_be_seen(monkeypatch):
     model = build("cosformer", SMALL, 512, torch.device("cpu"))
     assert disagreement(model, 40) < 1e-4
-    monkeypatch.setattr("cosformer.models.model.placed", lambda state, positions, seen: state.select([1, 1]))
+    monkeypatch.setattr(
+        "cosformer.models.model.with_positions", lambda state, positions, seen: state.select([1, 1])
+    )
     assert disagreement(model, 40) > 1e-2
 
 

@@ -185,7 +185,7 @@ def test_folds_count_together_where_the_test_split_is_too_small(tmp_path, monkey
     monkeypatch.setenv("COSFORMER_DATA", str(tmp_path / "data"))
     tiny.TASKS["rte"][0]()  # 20 rows in each of the official parts
     run = Run(
-        task="rte", task_settings={"official": False, "apart": True}, steps=2, batch=4, eval_every=1,
+        task="rte", task_settings={"official": False, "apart": True}, steps=2, batch_size=4, eval_every=1,
         learning_rate=0.01, device="cpu", data="loader",
         model={"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
     )  # fmt: skip

@@ -9,8 +9,8 @@ MODEL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 def _entry(row, *, attention="cosformer", seconds=1.0, tries=(), **overrides):
     settings = {
-        "task_settings": RECALL, "model": MODEL, "steps": 12, "batch": 8, "learning_rate": 1e-3, "warmup": 2,
-        "eval_every": 6, "save_every": 4, "log_every": 3, "device": "cpu",
+        "task_settings": RECALL, "model": MODEL, "steps": 12, "batch_size": 8, "learning_rate": 1e-3,
+        "warmup": 2, "eval_every": 6, "save_every": 4, "log_every": 3, "device": "cpu",
     }  # fmt: skip
     model = MODEL | overrides.pop("model", {})
     return Entry(
@@ -29,7 +29,7 @@ def failing():
     """The second one diverges, the third asks for what is not there, the fourth for data that are not."""
     return [
         _entry("good"),
-        _entry("bad", learning_rate=1e30, clip=None),
+        _entry("bad", learning_rate=1e30, max_grad_norm=None),
         _entry("future", model={"flux_capacitor": 4}),
         Entry("tiny", "enwik8", "no data", "enwik8", "cosformer", 1.0, scale="tiny"),
     ]

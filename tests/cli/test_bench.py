@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from cosformer.cli import bench
-from tests.cli.test_mistakes import run
+from tests.cli.test_usage_errors import run
 
 
 def test_benchmarks_are_part_of_the_source_tree(tmp_path, capsys, monkeypatch):

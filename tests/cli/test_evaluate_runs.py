@@ -14,8 +14,8 @@ SIZES = {"train_rows": 32, "valid_rows": 8, "test_rows": 8}
 def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("scored") / "run"
     run = recipes.build(
-        "mqar", scale="tiny", steps=4, eval_every=4, save_every=2, keep=9, warmup=0, batch=8, device="cpu",
-        task_settings=SIZES, model={"hidden_size": 16},
+        "mqar", scale="tiny", steps=4, eval_every=4, save_every=2, save_total_limit=9, warmup=0, batch_size=8,
+        device="cpu", task_settings=SIZES, model={"hidden_size": 16},
     )  # fmt: skip
     train(run, made, progress=False, results=made / "results.jsonl")
     return made

@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from cosformer.cli import main
-from cosformer.cli.mistakes import full_disk
+from cosformer.cli.errors import full_disk
 from cosformer.training import checkpoint
 
 TRAIN = ["train", "mqar", "--scale", "tiny", "steps=6", "save_every=2", "eval_every=4", "log_every=1",

@@ -7,9 +7,9 @@ from cosformer.cli import generate, main
 from cosformer.models import CosformerForCausalLM, byte_tokenizer
 
 
-@pytest.mark.parametrize("piece", [1, 7, 4096])
-def test_context_and_prompt_are_read_as_one(piece, saved, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(generate, "PIECE", piece)
+@pytest.mark.parametrize("chunk", [1, 7, 4096])
+def test_context_and_prompt_are_read_as_one(chunk, saved, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(generate, "CHUNK", chunk)
     context = tmp_path / "context.txt"
     context.write_text("Wer reitet so spät durch Nacht und Wind?\n")
     arguments = [str(saved), "--context", str(context), "--prompt", "Es ist", "--tokens", "20", "--greedy"]
@@ -37,21 +37,21 @@ def test_nothing_given_starts_from_the_first_token(saved, capsys):
 
 def test_characters_come_whole():
     text, said = "aé€😀z", []
-    spoken = generate.Spoken(byte_tokenizer(), said.append)
-    spoken.put(torch.tensor([[1, 2, 3]]))  # the prompt is not said again
+    streamer = generate.TokenStreamer(byte_tokenizer(), said.append)
+    streamer.put(torch.tensor([[1, 2, 3]]))  # the prompt is not said again
     for byte in text.encode():
-        spoken.put(torch.tensor([byte]))
-    spoken.end()
+        streamer.put(torch.tensor([byte]))
+    streamer.end()
     assert "".join(said) == text
     assert [s for s in said if s] == list(text)
 
 
 def test_what_is_no_text_does_not_wait_for_ever():
     said = []
-    spoken = generate.Spoken(byte_tokenizer(), said.append)
-    spoken.put(torch.tensor([[0]]))
+    streamer = generate.TokenStreamer(byte_tokenizer(), said.append)
+    streamer.put(torch.tensor([[0]]))
     for _ in range(12):
-        spoken.put(torch.tensor([0xFF]))
+        streamer.put(torch.tensor([0xFF]))
     assert said, "bytes that never become a character are handed on"
 
 
@@ -61,6 +61,6 @@ def test_ctrl_c_says_how_far_it_came(saved, capsys, monkeypatch):
         if self.tokens == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate.Spoken, "put", stop)
+    monkeypatch.setattr(generate.TokenStreamer, "put", stop)
     assert main(["generate", str(saved), "--prompt", "a", "--tokens", "30"]) == 130
     assert "stopped after 4 tokens" in capsys.readouterr().err.lower()

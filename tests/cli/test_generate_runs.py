@@ -20,8 +20,8 @@ def trained(tmp_path_factory):
         patch.setenv("COSFORMER_DATA", str(folder / "data"))
         tiny.wikitext("wikitext-2")
         run = recipes.build(
-            "wikitext2", scale="tiny", steps=2, warmup=0, batch=2, eval_every=1, keep=9, save_every=1,
-            device="cpu", task_settings={"bpe_size": 300}, model={"hidden_size": 16},
+            "wikitext2", scale="tiny", steps=2, warmup=0, batch_size=2, eval_every=1, save_total_limit=9,
+            save_every=1, device="cpu", task_settings={"bpe_size": 300}, model={"hidden_size": 16},
         )  # fmt: skip
         train(run, folder / "run", progress=False, results=folder / "results.jsonl")
         task = build(run.task, **run.task_settings)

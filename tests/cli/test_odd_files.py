@@ -12,8 +12,8 @@ from cosformer.cli import main
 from cosformer.training import checkpoint
 
 ROOT = Path(__file__).parents[2]
-TINY = ["steps=2", "save_every=1", "keep=9", "model.hidden_size=16", "task_settings.train_rows=32",
-        "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
+TINY = ["steps=2", "save_every=1", "save_total_limit=9", "model.hidden_size=16",
+        "task_settings.train_rows=32", "task_settings.valid_rows=8", "task_settings.test_rows=8"]  # fmt: skip
 ODD = {
     "empty": b"", "a list": b"[]", "a number": b"7", "null": b"null", "an empty object": b"{}",
     "text": b'"text"', "nested": b"[" * 100_000, "no text": b"\xff\xfe", "cut": b'{"a": 1, "b',

@@ -18,8 +18,8 @@ from cosformer.training import Diverged, best
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["mqar", "--scale", "tiny", "steps=6", "eval_every=3", "save_every=3", "log_every=2", "warmup=0",
-         "task_settings.train_rows=64", "task_settings.valid_rows=8", "task_settings.test_rows=8", "batch=8",
-         "model.hidden_size=16", "device=cpu"]  # fmt: skip
+         "task_settings.train_rows=64", "task_settings.valid_rows=8", "task_settings.test_rows=8",
+         "batch_size=8", "model.hidden_size=16", "device=cpu"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_finished_comparison_says_so(compared, capsys):
 
 @pytest.mark.parametrize("batch", ["1", "8"])
 def test_scores_do_not_depend_on_the_batch(batch, compared, capsys):
-    assert main(["eval", str(compared / "cosformer"), "--batch", batch]) == 0
+    assert main(["eval", str(compared / "cosformer"), "--batch_size", batch]) == 0
     record = json.loads((compared / "cosformer/record.json").read_text())
     assert f"accuracy {record['metric']['test']['accuracy']:.6g}" in capsys.readouterr().out
 
@@ -115,7 +115,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
         process.kill()
     assert process.returncode == 130, said
     assert "Traceback" not in said
-    command = re.search("go on with: cosformer (.*)", said)[1].split()
+    command = re.search("continue with: cosformer (.*)", said)[1].split()
     assert list((tmp_path / "run").glob("checkpoint-*"))
     assert command[:2] == ["train", "mqar"]
     assert "steps=100000" in command

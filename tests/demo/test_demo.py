@@ -133,7 +133,7 @@ def test_ctrl_c_keeps_what_is_finished(where, kept, tmp_path, monkeypatch, capsy
         assert main(["demo", "--tiny", "--out", str(tmp_path / "d")]) == 130
     said = capsys.readouterr().err
     assert f"kept in {tmp_path / 'd'}: {kept}." in said
-    assert said.strip().endswith(f"Go on with: cosformer demo --out {tmp_path / 'd'} --tiny")
+    assert said.strip().endswith(f"Continue with: cosformer demo --out {tmp_path / 'd'} --tiny")
     record = tmp_path / "d" / "record.json"
     assert record.exists() == ("training" in kept)
 
@@ -153,7 +153,7 @@ def test_a_real_interrupt_ends_it_in_seconds(tmp_path):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "Go on with: cosformer demo" in said
+    assert "Continue with: cosformer demo" in said
     assert "Traceback" not in said
 
 

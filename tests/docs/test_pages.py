@@ -212,3 +212,15 @@ def test_the_readers_that_security_names_are_attacked():
         "texts",
         "sealed run",
     }
+
+
+def test_the_files_that_contributing_names_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = {name for name in re.findall(r"[\w<>/.]+\.py\b", text) if "<name>" not in name}
+    assert len(named) > 60
+    there = [f"/{p.relative_to(ROOT)}" for part in ("src", "tests", "benchmarks", "docs") for p in
+             (ROOT / part).rglob("*.py")]  # fmt: skip
+    for name in named:
+        for backend in ("ops/triton", "ops/hopper"):
+            path = name.replace("<backend>", backend)
+            assert any(other.endswith(f"/{path}") for other in there), path

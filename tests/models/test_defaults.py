@@ -125,7 +125,7 @@ def test_a_run_means_the_papers_model_where_it_says_nothing():
         vocab_size, length, pad_token_id, num_labels = 64, 128, 0, None
 
     model = {"hidden_size": 64, "num_attention_heads": 8}
-    run = Run(task="mqar", steps=1, batch=1, learning_rate=1e-3, model=model)
+    run = Run(task="mqar", steps=1, batch_size=1, learning_rate=1e-3, model=model)
     assert configuration(run, Sizes()).attention_parameters == {}
     ours = configuration(run.replace(model=model | recommended(64, 8)), Sizes())
     default = CosformerConfig(**model)

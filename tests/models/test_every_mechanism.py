@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cosformer import drawn
+from cosformer import random_features
 from cosformer.models import CosformerForCausalLM, CosformerForMaskedLM, CosformerForSequenceClassification
 from tests.attention.zoo import having
 from tests.models.tiny import build, close, config, tokens
@@ -30,7 +30,7 @@ def train(net, batch):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        drawn.redraw(net, step)
+        random_features.resample(net, step)
         losses.append(loss.item())
     return losses
 

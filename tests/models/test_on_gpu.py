@@ -81,7 +81,7 @@ def test_what_was_kept_does_not_change():
 
 @EACH_MODEL
 @torch.no_grad()
-def test_the_short_way_is_as_the_general_one(changes, monkeypatch):
+def test_the_fast_step_is_as_the_general_one(changes, monkeypatch):
     net, ids, more = model(changes), tokens(2, 9).cuda(), tokens(2, 5).cuda()
     found = []
     for devices in ((), ("cuda",)):

@@ -203,8 +203,8 @@ def test_an_interrupted_step_is_not_gone_on_from(monkeypatch):
 
 @torch.no_grad()
 def test_a_state_that_grows_out_of_its_room(monkeypatch):
-    """Behind the room a step is not compiled; a later call of generate() has a larger one."""
-    monkeypatch.setattr(generation, "SHORTEST_ROOM", 8)
+    """Beyond the static columns a step is not compiled; a later call of generate() has more of them."""
+    monkeypatch.setattr(generation, "MIN_STATIC_TOKENS", 8)
     net = build(CosformerForCausalLM, attention="softmax", num_hidden_layers=1)
     ids, more = tokens(2, 5), tokens(2, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1] * 5])
@@ -249,7 +249,7 @@ def test_the_end_of_the_text():
 
 
 def test_where_steps_are_not_compiled(monkeypatch):
-    """Without being asked, on a CPU, for an encoder-decoder, and for states without a room."""
+    """Without being asked, on a CPU, for an encoder-decoder, and for states that cannot be static."""
     net, ids = build(CosformerForCausalLM), tokens(2, 5)
     expected = generate(net, ids)
     assert torch.equal(generate(net, ids, cache_implementation="static"), expected)

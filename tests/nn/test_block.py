@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from cosformer import CosformerAttention, attention
-from cosformer.nn import Block, FeedForward, Memory, MultiheadAttention, build_norm
+from cosformer.nn import Block, CrossAttentionState, FeedForward, MultiheadAttention, build_norm
 
 # Those that can do everything a block may ask for.
 NEEDED = ("causal", "bidirectional", "cross", "key_mask", "recurrent")
@@ -128,7 +128,7 @@ def test_a_block_is_its_parts(name, pre_norm):
     expected = x
     for norm, part in parts:
         expected = expected + part(norm(expected)) if pre_norm else norm(expected + part(expected))
-    close(made(x, source, memory=Memory(mask)).hidden, expected)
+    close(made(x, source, memory=CrossAttentionState(mask)).hidden, expected)
 
 
 @NAMES
@@ -137,7 +137,7 @@ def test_a_block_with_a_memory_step_by_step(name):
     whole = made(x, source).hidden
     outs, state, memory_state = [], None, None
     for t in range(9):
-        memory = Memory(state=memory_state, positions=torch.full((2,), t), seen=t)
+        memory = CrossAttentionState(state=memory_state, positions=torch.full((2,), t), seen=t)
         out, state, memory_state = made(
             x[:, t : t + 1], source, state=state, return_state=True, memory=memory
         )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cosformer import attention, drawn, positions
+from cosformer import attention, positions, random_features
 from cosformer.models import CosformerForCausalLM
 from tests.models.tiny import build, close, tokens
 
@@ -46,7 +46,7 @@ def test_the_expected_kernel_depends_on_the_distance_alone(kind):
     for at in (8, 31):
         found = []
         for _ in range(200):
-            made.redraw()
+            made.resample()
             estimate, expected = products(made, at, (at - distances).tolist())
             found.append(estimate)
         found = torch.stack(found)
@@ -68,7 +68,7 @@ def test_more_realisations_are_nearer_to_the_kernel(kind):
         made = position(kind, realisations=size)
         squares = []
         for _ in range(40):
-            made.redraw()
+            made.resample()
             estimate, expected = products(made, 20, [18, 19, 20, 21, 23])
             squares.append((estimate - expected).square().mean())
         errors.append(torch.stack(squares).mean().sqrt() / expected.norm())
@@ -117,9 +117,9 @@ def test_noise_is_drawn_kept_and_drawn_again(kind):
     other.load_state_dict(one.state_dict())
     assert torch.equal(rotate(one, x, at), rotate(other, x, at))
     before = rotate(one, x, at)
-    assert drawn.redraw(one, step=4) == 0
+    assert random_features.resample(one, step=4) == 0
     assert torch.equal(rotate(one, x, at), before)
-    assert drawn.redraw(one, step=6) == 1
+    assert random_features.resample(one, step=6) == 1
     assert not torch.equal(rotate(one, x, at), before)
 
 

@@ -32,7 +32,7 @@ def test_every_recipe_takes_a_step(name, tmp_path, tiny_data):
     tiny_data(name)
     sizes = {k: 12 for k in ("train_rows", "valid_rows", "test_rows") if k in tasks.parameters(name)}
     run = recipes.build(
-        name, scale="tiny", steps=1, batch=4, eval_batch=64, eval_every=1, warmup=0, device="cpu",
+        name, scale="tiny", steps=1, batch_size=4, eval_batch_size=64, eval_every=1, warmup=0, device="cpu",
         task_settings=sizes,
     )  # fmt: skip
     record = train(run, tmp_path / "run", progress=False, results=tmp_path / "results.jsonl")
@@ -48,19 +48,24 @@ def test_layers_of_a_table():
     """Shared, scale, mechanism, mechanism at a scale, caller: later ones win, field by field."""
     table = Table(
         task="mqar",
-        shared={"batch": 8, "learning_rate": 1.0, "steps": 9, "model": {"hidden_size": 8, "dropout": 0.1}},
+        shared={
+            "batch_size": 8,
+            "learning_rate": 1.0,
+            "steps": 9,
+            "model": {"hidden_size": 8, "dropout": 0.1},
+        },
         tiny={"steps": 2, "model": {"hidden_size": 16}},
         small={"task_settings": {"pairs": 4}},
         paper={},
         attention={"relu": {"learning_rate": 2.0, "model": {"norm": "rms"}}},
-        attention_at={("relu", "tiny"): {"batch": 4}},
+        attention_at={("relu", "tiny"): {"batch_size": 4}},
     )
     run = table.build("tiny", "relu", seed=3, model={"dropout": 0.0})
     assert run.model == {"hidden_size": 16, "dropout": 0.0, "norm": "rms"}
-    assert (run.steps, run.batch, run.learning_rate, run.seed) == (2, 4, 2.0, 3)
+    assert (run.steps, run.batch_size, run.learning_rate, run.seed) == (2, 4, 2.0, 3)
     assert table.build("small").task_settings == {"pairs": 4}
     assert table.build("small", task_settings={"length": 64}).task_settings == {"pairs": 4, "length": 64}
-    assert table.build("paper").batch == 8
+    assert table.build("paper").batch_size == 8
     sister = table.variant("copy", small={"task_settings": {"length": 32}}, tiny={"model": {"norm": "rms"}})
     assert sister.build("small").task_settings == {"length": 32}
     assert sister.build("tiny").model == {"hidden_size": 16, "dropout": 0.1, "norm": "rms"}
@@ -86,7 +91,8 @@ def test_a_recipe_of_your_own(tmp_path):
     path.write_text(
         "from cosformer.training import Run\n"
         "def build(scale='small', attention='cosformer', **overrides):\n"
-        "    return Run(task='mqar', steps=3, batch=2, learning_rate=0.1, attention=attention, **overrides)\n"
+        "    return Run(task='mqar', steps=3, batch_size=2, learning_rate=0.1, attention=attention,"
+        " **overrides)\n"
     )
     assert recipes.build(path, attention="relu", seed=4).seed == 4
     path.write_text("x = 1\n")

@@ -135,7 +135,7 @@ def test_what_does_not_change_a_run_does_not_part_its_records(name):
     (section,) = results.sections(found)
     table = next(b for b in section.blocks if isinstance(b, Table))
     assert [row[:3] for row in table.rows] == [["cosformer", "0.5 ± 0", "2"]]
-    run = Run(task="text", steps=1, batch=1, learning_rate=1.0)
+    run = Run(task="text", steps=1, batch_size=1, learning_rate=1.0)
     other = {"device": "cpu", "data": "loader", "shard": True}.get(name, 7)
     assert run.replace(**{name: other}).differences(run) == []
 

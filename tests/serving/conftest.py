@@ -19,7 +19,7 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served") / "small"
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
-    config = CosformerConfig(
+    config = CosformerConfig.paper(
         **token_fields(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=LONGEST, position="rotary", initializer_range=0.25,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from cosformer import atomic
 from cosformer.tasks import register
 from cosformer.training import Interrupted, checkpoint, files, train
 from cosformer.training.loop import Loop
@@ -59,7 +60,7 @@ def arm(death):
         return dies
 
     Loop.update, Loop.backward, Loop.test = updated, begun(backward), begun(test)
-    flush, rename, count = files.flush, Path.rename, {"flush": 0, "manifest": 0}
+    flush, rename, count = atomic.flush, Path.rename, {"flush": 0, "manifest": 0}
 
     def counted(path):
         count["flush"] += 1
@@ -78,7 +79,7 @@ def arm(death):
             die()
         return done
 
-    files.flush = checkpoint.flush = counted
+    atomic.flush = files.flush = checkpoint.flush = counted
     Path.rename = renamed
 
 

@@ -37,7 +37,7 @@ RUNS = {
     # one process has two batches, and the other one.
     "sharded": recall(
         **STILL | {"model": {"dropout": 0.0, "num_hidden_layers": 2, "tie_word_embeddings": True}},
-        save_every=2, shard=True, gradient_checkpointing=True, eval_batch=5,
+        save_every=2, shard=True, gradient_checkpointing=True, eval_batch_size=5,
     ),
     "sharded bf16": toy(**STILL | {"steps": 6}, shard=True, precision="bf16"),
     "sharded, compiled": recall(
@@ -153,7 +153,7 @@ def main():
             resumed = Path(shutil.copytree(dead, base / f"{name}, resumed on {size}"))
             ends[resumed.name] = group(size, resumed, RUNS[name])
     language = RUNS["language"]
-    ends["fails"] = group(3, base / "fails", language.replace(accumulation=1, batch=6), rank_1=fails)
+    ends["fails"] = group(3, base / "fails", language.replace(accumulation=1, batch_size=6), rank_1=fails)
     ends["waits"] = group(2, base / "waits", language, rank_0=waits, rank_1=killed)
     os.environ["COSFORMER_WAIT_S"], peers.GRACE = "3", 1.0
     for rank in (0, 1):

@@ -11,7 +11,7 @@ from cosformer.training import best, checkpoint, files, train
 from tests.training.toy import recall, toy
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
-STILL = {"workers": 0, "steps": 4, "eval_every": 2, "eval_batch": 4}
+STILL = {"workers": 0, "steps": 4, "eval_every": 2, "eval_batch_size": 4}
 GATE = {"qk_norm": True, "output_norm": True, "output_gate": "silu"}
 WINDOWS = {"attention_parameters": {"windows": [2, 8]}}
 MIXED = {"attention": ["cosformer", "softmax", "cosformer"]}
@@ -99,7 +99,7 @@ def test_texts_of_any_length_need_two_graphs(tmp_path):
 )  # fmt: skip
 def test_resumed_it_ends_the_same_to_the_bit(tmp_path, backend):
     run = recall(workers=0, model={"num_hidden_layers": 2}, compile=True, compile_backend=backend)
-    trained(tmp_path / "whole", run.replace(keep=9))
+    trained(tmp_path / "whole", run.replace(save_total_limit=9))
     unwanted = shutil.ignore_patterns("record.json", "results.jsonl", "checkpoint-8", "checkpoint-12")
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed", ignore=unwanted)
     assert checkpoint.newest(tmp_path / "resumed").name in ("checkpoint-4", "checkpoint-6")

@@ -96,7 +96,7 @@ def test_without_a_whole_checkpoint_it_says_that_it_starts_again(whole, tmp_path
 )
 def test_ctrl_c_in_an_evaluation_stops_it_and_it_is_made_later(whole, tmp_path, split, step):
     """Between two batches; what comes out in the end is the same, and no step is made twice."""
-    run, batches = toy(workers=0, eval_batch=4), []
+    run, batches = toy(workers=0, eval_batch_size=4), []
 
     def press(event):
         if event["step"] == step and event.get("evaluating", "").startswith(split):

@@ -14,15 +14,15 @@ import transformers
 from cosformer.tasks import Rows
 from cosformer.tasks.language.windows import Windows, collate_windows
 from cosformer.training import Run, files, main, schedules
-from cosformer.training.loader import Collated
+from cosformer.training.device_dataset import DeviceDataset, TooLarge, is_static
+from cosformer.training.loader import LoaderDataset
 from cosformer.training.log import Log
 from cosformer.training.order import Order
-from cosformer.training.resident import Resident, TooLarge, is_static
 from tests.training.toy import Toy, toy
 
 
 def test_a_run_goes_to_json_and_back():
-    run = toy(task_settings={"rows": 5}, clip=None)
+    run = toy(task_settings={"rows": 5}, max_grad_norm=None)
     again = Run.from_dict(json.loads(json.dumps(run.to_dict())))
     assert again == run
     assert again.replace(seed=5).differences(run) == ["seed"]
@@ -39,7 +39,7 @@ def test_a_run_goes_to_json_and_back():
         ({"learning_rate": math.nan}, "learning_rate must be a positive finite number"),
         ({"schedule": "cosin"}, "schedule must be one of constant, cosine"),
         ({"precision": "fp16"}, "precision must be one of fp32, bf16"),
-        ({"batch": 9}, "batch must be a multiple of accumulation 2"),
+        ({"batch_size": 9}, "batch_size must be a multiple of accumulation 2"),
         ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
         ({"warmup": -1}, "warmup must not be negative"),
         ({"compile": "yes"}, "compile must be True or False"),
@@ -51,7 +51,7 @@ def test_impossible_runs_are_refused(changes, message):
     with pytest.raises((ValueError, TypeError), match=message.replace("?", r"\?")):
         toy().replace(**changes)
     with pytest.raises(ValueError, match="needs a value for task, learning_rate"):
-        Run.from_dict({"steps": 1, "batch": 1})
+        Run.from_dict({"steps": 1, "batch_size": 1})
 
 
 @pytest.mark.parametrize(("processes", "accumulation"), [(1, 1), (1, 4), (2, 1), (2, 2), (4, 2)])
@@ -197,7 +197,7 @@ def test_a_split_on_the_device_is_the_collated_one():
     """In small integers, padded alike; unless it changes from epoch to epoch."""
     task = Toy(rows=9)
     data = task.dataset("train")
-    resident = Resident(task, data, device=torch.device("cpu"), whole=False)
+    resident = DeviceDataset(task, data, device=torch.device("cpu"), whole=False)
     assert {name: x.dtype for name, x in resident.columns.items()} == {
         "input_ids": torch.uint8, "attention_mask": torch.uint8, "labels": torch.int16,
     }  # fmt: skip
@@ -206,7 +206,7 @@ def test_a_split_on_the_device_is_the_collated_one():
         for name, x in expected.items():
             assert batch[name].dtype == x.dtype
             assert torch.equal(batch[name], x), name
-    whole = Resident(task, data, device=torch.device("cpu"), whole=True)
+    whole = DeviceDataset(task, data, device=torch.device("cpu"), whole=True)
     assert len({b["input_ids"].shape for b in whole.evaluation(range(9), 1)}) == 1
     assert is_static(data)
     assert not is_static(Toy(changing=True).dataset("train"))
@@ -227,16 +227,16 @@ def test_the_size_of_a_split_is_that_of_its_longest_sample(monkeypatch):
     """All samples are padded to it, so the first one tells nothing."""
     size = 3000 * (20 + 20 + 2)  # input_ids and mask in bytes, labels in 16 bits for -100
     task, device = Toy(), torch.device("cpu")
-    kept = Resident(task, _LongAtTheEnd(), device=device, whole=False)
+    kept = DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False)
     assert size - 3000 <= sum(x.nbytes for x in kept.columns.values()) <= size
-    Resident(task, _LongAtTheEnd(), device=device, whole=False, limit=size)
+    DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False, limit=size)
     with pytest.raises(TooLarge):
-        Resident(task, _LongAtTheEnd(), device=device, whole=False, limit=size // 2)
+        DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False, limit=size // 2)
     monkeypatch.setattr(Toy, "dataset", lambda self, split: _LongAtTheEnd())
     monkeypatch.setattr(main, "LIMIT", size // 2)
-    assert isinstance(main.source(toy(workers=0), task, "train", device), Collated)
+    assert isinstance(main.source(toy(workers=0), task, "train", device), LoaderDataset)
     monkeypatch.setattr(main, "LIMIT", size)
-    assert isinstance(main.source(toy(workers=0), task, "train", device), Resident)
+    assert isinstance(main.source(toy(workers=0), task, "train", device), DeviceDataset)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 50])

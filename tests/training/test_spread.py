@@ -17,7 +17,7 @@ from cosformer.training import best, checkpoint, files, train
 from tests.training.spread import KILLED, RUNS, STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
-AGAIN = r"start the run again to go on from its newest checkpoint\."
+AGAIN = r"start the run again to continue from its newest checkpoint\."
 
 
 def start(*words):

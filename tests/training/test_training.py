@@ -117,10 +117,10 @@ def test_the_score_does_not_depend_on_the_batch_size(pair, monkeypatch, kept):
             return found
 
         monkeypatch.setattr(metric, "rows", noted)
-        assert evaluate(folder, "test", batch=batch) == record["metric"]["test"]
+        assert evaluate(folder, "test", batch_size=batch) == record["metric"]["test"]
         assert len(samples[batch]) == (23 if make is toy else 13)
         assert torch.equal(samples[batch], samples[1])
-    assert evaluate(folder, "valid", batch=5) == record["metric"]["valid"]
+    assert evaluate(folder, "valid", batch_size=5) == record["metric"]["valid"]
 
 
 def _metric(name):
@@ -149,7 +149,7 @@ def test_early_stopping_and_one_test_at_the_best(tmp_path, monkeypatch, lower):
 
     monkeypatch.setattr(Loop, "score", score)
     monkeypatch.setattr(type(_metric("toy")), "higher_is_better", not lower)
-    record = trained(tmp_path, toy(workers=0, eval_every=2, save_every=100, patience=2, keep=1))
+    record = trained(tmp_path, toy(workers=0, eval_every=2, save_every=100, patience=2, save_total_limit=1))
     assert record["steps"] == 8
     assert record["stopped_early"]
     assert record["metric"]["best_step"] == 4
@@ -200,7 +200,7 @@ def test_gradient_checkpointing(pair, tmp_path):
 
 def test_clipping_limits_the_step_and_reports_the_norm_before(pair, tmp_path):
     make, plain = pair
-    trained(tmp_path, make(**STILL, clip=None))
+    trained(tmp_path, make(**STILL, max_grad_norm=None))
     assert losses(tmp_path)[0] == losses(plain)[0], "the first norm is taken before clipping"
     assert losses(plain)[0][1] > 1, "and it was above the limit"
 
@@ -234,7 +234,7 @@ def test_weights_of_another_run_to_start_from(tmp_path):
 @pytest.mark.parametrize("given", ["run", "checkpoint"])
 def test_a_run_or_a_checkpoint_to_start_from(tmp_path, given):
     """Of a run, the best weights: those that `evaluate` scores."""
-    run = recall(**STILL | {"steps": 4}, eval_every=2, save_every=1, keep=9)
+    run = recall(**STILL | {"steps": 4}, eval_every=2, save_every=1, save_total_limit=9)
     trained(tmp_path / "run", run)
     start = checkpoint.name(3) if given == "checkpoint" else ""
     net = model.build(
@@ -250,7 +250,7 @@ def test_a_run_or_a_checkpoint_to_start_from(tmp_path, given):
 
 
 def test_a_checkpoint_is_scored_by_itself(tmp_path):
-    run = toy(workers=0, eval_every=2, save_every=2, keep=9, learning_rate=0.03)
+    run = toy(workers=0, eval_every=2, save_every=2, save_total_limit=9, learning_rate=0.03)
     trained(tmp_path, run)
     log = files.lines(tmp_path / "log.jsonl")
     noted = {e["step"]: e["accuracy"] for e in log if e.get("event") == "valid"}

@@ -81,7 +81,7 @@ def toy(**changes):
     """Twelve steps with everything on that could spoil a resumed run."""
     model = {**MODEL, "dropout": 0.2, **changes.pop("model", {})}
     settings = {
-        "task": "toy", "steps": 12, "batch": 8, "accumulation": 2, "learning_rate": 3e-3, "warmup": 2,
+        "task": "toy", "steps": 12, "batch_size": 8, "accumulation": 2, "learning_rate": 3e-3, "warmup": 2,
         "weight_decay": 0.1, "eval_every": 6, "save_every": 4, "log_every": 5, "workers": 2, "device": "cpu",
     }  # fmt: skip
     return Run(model=model, **settings | changes)

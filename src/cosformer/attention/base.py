@@ -1,4 +1,4 @@
-"""What every mechanism is: a module on projected q, k, v that does what its traits claim, or raises."""
+"""The base class of mechanisms: modules on projected q, k, v that do what their traits claim, or raise."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -41,14 +41,13 @@ class State(Protocol):
     def clone(self: S) -> S: ...
 
 
-def placed(state: S, positions: Tensor, seen: int) -> S:
+def with_positions(state: S, positions: Tensor, seen: int) -> S:
     """The same past, with the next token of each row at these positions.
 
-    Padding behind the real tokens of a row is counted by whoever computed the state; a model that knows
-    better says so here. Queries that read a finished memory are put at their own positions in the same
-    way.
+    A mechanism counts padding after the real tokens of a row; a model, which knows the lengths, corrects the
+    positions here. It also sets the positions of queries that read the state of a source.
     """
-    within = getattr(state, "with_positions", None)  # of a state around another
+    within = getattr(state, "with_positions", None)  # of a state that wraps another
     return (
         dataclasses.replace(state, positions=positions, seen=seen)
         if within is None
@@ -63,7 +62,7 @@ class Attention(nn.Module, ABC):
     Layout of the operator: q [B, Tq, H, D], k [B, Tk, Hk, D], v [B, Tk, Hk, Dv], out [B, Tq, H, Dv].
     """
 
-    traits: Traits  # of the class; an object whose parameters take something away has its own
+    traits: Traits  # of the class; an object whose parameters remove an ability has its own
     state_type: ClassVar[type | None] = None
     takes_lengths: ClassVar[bool] = False  # whether `attend` has the argument `lengths` itself
     writes_into: ClassVar[bool] = False  # whether `attend_token` writes to `into`
@@ -86,8 +85,8 @@ class Attention(nn.Module, ABC):
         """[B, Tq, H, Dv] and, with `return_state`, the state after this call's keys.
 
         The arguments are those of `cosformer_attention`, with the same meaning for every mechanism. `lengths`
-        int64 [B] says how many of this call's columns belong to each row: those behind are padding, hidden
-        from every query, and the state stands right behind the last column that is not.
+        int64 [B] says how many of this call's columns belong to each row: the rest are padding, hidden
+        from every query, and the state is that after the last column that is not.
         """
         self._check(q, k, v)
         for asked, trait, what in (
@@ -137,7 +136,7 @@ class Attention(nn.Module, ABC):
         if after is None:
             return out
         if lengths is not None and not self.takes_lengths:
-            after = placed(after, lengths if state is None else state.positions + lengths, after.seen)
+            after = with_positions(after, lengths if state is None else state.positions + lengths, after.seen)
         return out, after
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -150,17 +149,17 @@ class Attention(nn.Module, ABC):
 
     @classmethod
     def traits_with(cls, **parameters: Any) -> Traits:
-        """What it can do with these parameters, which may take something away; nothing is built for it."""
+        """The traits with these parameters, which may remove an ability; nothing is built for it."""
         return cls.traits
 
     @property
     def has_bound(self) -> bool:
-        """Whether texts end somewhere: at the horizon, or at the greatest length a model was built for."""
+        """Whether texts have a greatest length: the horizon, or the length a model was built for."""
         return True
 
     def reset_parameters(self) -> None:
-        """Draws the mechanism's own parameters anew, with functions of `torch.nn.init` alone: a model that
-        loads a checkpoint lets those pass by what was loaded."""
+        """Initialises the mechanism's own parameters, with functions of `torch.nn.init` alone: a model that
+        loads a checkpoint makes those skip what was loaded."""
 
     @abstractmethod
     def attend(
@@ -176,7 +175,7 @@ class Attention(nn.Module, ABC):
         state: Any,
         return_state: bool,
     ) -> tuple[Tensor, State | None]:
-        """The mechanism itself; only what its traits claim is ever asked of it."""
+        """The mechanism itself; called only with what its traits claim."""
 
     def split(
         self, k: Tensor, v: Tensor, shard: "Shard", *, causal: bool, lengths: Tensor | None
@@ -194,12 +193,12 @@ class Attention(nn.Module, ABC):
     def attend_token(
         self, q: Tensor, k: Tensor, v: Tensor, state: Any, weights: StepWeights, seen: int, into: Any = None
     ) -> tuple[Tensor, State]:
-        """One token a row behind a state: out [B, 1, H, Dv] and the state after the token; causal, every
+        """One token per row after a state: out [B, 1, H, Dv] and the state after the token; causal, every
         token real, without gradients. Nothing is validated: a model has done so once for all its layers.
 
-        The tokens stand at `weights.positions` [B], of which `seen` is the largest. Where `writes_into`, the
-        state is written to the tensors of `into`, which may be those of `state`; else it has new tensors.
-        What the state that is returned says of its positions is not looked at.
+        The tokens have the positions `weights.positions` [B], of which `seen` is the largest. Where
+        `writes_into`, the state is written to the tensors of `into`, which may be those of `state`; else it
+        has new tensors. The positions of the returned state are not used.
         """
         return self.attend(  # type: ignore[return-value]
             q,
@@ -209,21 +208,22 @@ class Attention(nn.Module, ABC):
             key_mask=None,
             query_offset=None,
             cu_seqlens=None,
-            state=placed(state, weights.positions, seen),
+            state=with_positions(state, weights.positions, seen),
             return_state=True,
         )
 
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
     ) -> int:
-        """How many numbers a row of a batch carries after so many tokens (0 where there is no state)."""
+        """The number of elements of the state of one row after `length` tokens (0 where there is no
+        state)."""
         if self.traits.recurrent:
             raise NotImplementedError(f"attention {self.name!r} is recurrent and must give its state_size.")
         return 0
 
 
 def _within(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """key_mask [B, Tk] that hides the columns behind each row's length."""
+    """key_mask [B, Tk] that hides the columns after each row's length."""
     if cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
     if lengths.shape != k.shape[:1] or lengths.dtype != torch.int64:

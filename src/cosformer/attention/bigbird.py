@@ -19,21 +19,21 @@ from cosformer.attention.pattern import PatternAttention
 from cosformer.attention.registry import register
 from cosformer.attention.relations import Blocks, Ends
 from cosformer.attention.traits import Traits
-from cosformer.drawn import Drawn
 from cosformer.ops.checks import positive_int
+from cosformer.random_features import RandomFeatures
 
 
 @register("bigbird")
-class BigBird(PatternAttention, Drawn):
+class BigBird(PatternAttention, RandomFeatures):
     """Window, global and random blocks. Not causal: the paper's decoders use full attention.
 
-    The random blocks are drawn when the mechanism is built, for each key head anew, and kept among the
-    weights. They are counted among the blocks of a row's own text, not among the padding behind it.
+    The random blocks are sampled when the mechanism is built, for each key head, and saved with the weights.
+    They are counted among the blocks of a row's own text, not among the padding behind it.
 
     Args:
         block: b, tokens of a block.
         window_blocks: w, odd.
-        global_blocks: g; of an odd number one more stands at the front.
+        global_blocks: g; of an odd number, one more is at the front.
         random_blocks: r.
         num_kv_heads: key heads (the model's).
         max_length: the greatest length of a text.
@@ -73,10 +73,10 @@ class BigBird(PatternAttention, Drawn):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.draw_what_is_missing()
+        self.sample_missing()
 
-    def drawn(self) -> dict[str, Tensor]:
-        """Integers, which no change of the model's floating type rounds: the pattern has to stay."""
+    def sample(self) -> dict[str, Tensor]:
+        """Integers, which no change of the model's dtype rounds: the pattern must not change."""
         return {"draws": torch.randint(2**31, self.draws.shape, device="cpu")}
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -122,7 +122,7 @@ class RandomBlocks:
     block: int
 
     def seen(self, i: Tensor, j: Tensor) -> Tensor:
-        # Every query of a group is of one block: its first one tells which.
+        # All queries of a group are of one block, that of the first one.
         own = self.chosen[:, :, i[:, 0, 0].clamp_min(0) // self.block]
         key_block = torch.div(j, self.block, rounding_mode="floor")
         return (own[..., None, None, :] == key_block[..., None]).any(-1)

@@ -18,7 +18,7 @@ def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
 
 
 def for_heads(name: str, heads: int, num_kv_heads: int) -> None:
-    """What a mechanism has for each key head is of no use to others."""
+    """Raises where parameters per key head do not fit the number of heads."""
     if heads != num_kv_heads:
         raise ValueError(
             f"k and v must have {num_kv_heads} key heads, the num_kv_heads of this {name}, but got {heads}."
@@ -33,7 +33,7 @@ def of_size(name: str, size: int, head_dim: int) -> None:
 
 
 def within_length(name: str, length: int, max_length: int) -> None:
-    """Learned weights for each position end somewhere."""
+    """Raises where a text is longer than the learned weights per position."""
     if length > max_length:
         raise ValueError(
             f"attention {name!r} has learned weights for {max_length} positions, but got {length} tokens: "

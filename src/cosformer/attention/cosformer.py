@@ -30,12 +30,12 @@ class Cosformer(Attention):
 
     Args:
         horizon: M, the distance at which a weight reaches zero; None takes it from the lengths of the
-            call, which no carried state can do.
+            call, which is not possible with a carried state.
         windows: an int or None for each key-value head; None: no head has one. Where all have one, the
             horizon has no part in it, and a text has no bound.
         eps: lower bound of the denominator.
         backend: of the operator.
-        num_kv_heads: key-value heads, which windows have an entry for each of.
+        num_kv_heads: key-value heads; windows have an entry for each.
     """
 
     traits = Traits(
@@ -103,7 +103,8 @@ class Cosformer(Attention):
     def split(
         self, k: Tensor, v: Tensor, shard: "Shard", *, causal: bool, lengths: Tensor | None
     ) -> Callable[[Tensor], Tensor]:
-        """One state goes to all ranks, whatever the length; windows get their W - 1 neighbours."""
+        """One state is sent to all ranks, whatever the length; windows need W - 1 tokens of the
+        neighbours."""
         from cosformer.distributed.attention import SplitAttention
 
         horizon = float(shard.total) if self.horizon is None else self.horizon
@@ -114,7 +115,7 @@ class Cosformer(Attention):
         if lengths is None:
             return lambda q: call(q)[0]
         padding = torch.arange(shard.start, shard.stop, device=k.device) >= lengths[:, None]
-        # Padding may stand beyond the horizon, where a denominator can vanish.
+        # Padding may be beyond the horizon, where a denominator can vanish.
         return lambda q: call(q)[0].masked_fill(padding[..., None, None], 0)
 
     def attend_token(

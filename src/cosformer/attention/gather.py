@@ -4,7 +4,7 @@ o_i = sum_{j in S_i} softmax_j(q_i . k_j / sqrt(D)) v_j
 
 A pattern S is a union of relations. Each relation sorts the queries into groups that look at one common
 list of keys (a window, the tokens of one residue class, some chosen columns); scores are computed group
-by group, brought back into the order of the queries, laid side by side, and go through one softmax. A
+by group, reordered to the order of the queries, concatenated, and normalised by one softmax. A
 pair that two relations share counts once. Time and memory are those of the lists: no T × T tensor.
 
 FlexAttention would say the same in a mask function, but on CPU it has no backward, and uncompiled it
@@ -57,7 +57,7 @@ def gathered_attention(
     length, heads, size = q.shape[1:]
     kv_heads = k.shape[2]
     if key_mask is not None:
-        # Under a weight of zero, NaN is still NaN: what is masked must not hold any.
+        # Zero times NaN is NaN: masked keys and values are set to zero.
         k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [B, Hk, T, D]
     q = q.unflatten(2, (kv_heads, heads // kv_heads)).permute(0, 2, 3, 1, 4) / math.sqrt(size)
@@ -78,8 +78,8 @@ def gathered_attention(
 
 def masked_softmax(scores: Tensor, seen: Tensor) -> Tensor:
     """Over the last dimension and where `seen`, in float32 or better; zeros where nothing is seen."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
-    weights = wide.masked_fill(~seen, torch.finfo(wide.dtype).min).softmax(-1)
+    upcast = scores if scores.dtype == torch.float64 else scores.float()
+    weights = upcast.masked_fill(~seen, torch.finfo(upcast.dtype).min).softmax(-1)
     return weights.masked_fill(~seen, 0)
 
 
@@ -155,6 +155,6 @@ def _with_full_rows(
     scores = q.gather(3, index.expand(*q.shape[:3], -1, q.shape[4])) @ k.mT[:, :, None]
     seen = scores.new_ones(1, k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
     found = masked_softmax(scores, seen[:, None, None, None]).to(v.dtype) @ v[:, :, None]
-    # The difference is added, so that an index that stands for none changes nothing.
+    # The difference is added, so that an index of -1 changes nothing.
     index = index.expand(*found.shape)
     return out.scatter_add(3, index, (found - out.gather(3, index)).masked_fill(~real, 0))

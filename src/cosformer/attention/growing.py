@@ -1,5 +1,5 @@
-"""States that keep every key and value, and rooms for them: tensors of a fixed number of columns that a step
-writes one column of, so that it can be compiled once for every length."""
+"""States that keep every key and value; and static ones, which have a fixed number of columns of which a step
+writes one, so that it is compiled once for every length."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ G = TypeVar("G", bound="GrowingState")
 
 @dataclass(frozen=True, slots=True)
 class GrowingState(RowState):
-    """keys [B, T, Hk, D] and values [B, T, Hk, Dv] of every column so far; a subclass has `positions`, `seen`
-    and what it says of single columns. A room is an object of the same class with more columns than are
-    taken: what it says of the others hides them."""
+    """keys [B, T, Hk, D] and values [B, T, Hk, Dv] of every column so far; a subclass adds `positions`,
+    `seen` and tensors [B, T] with a value per column. A static state is an object of the same class with more
+    columns than are in use; the values of the unused columns hide them."""
 
-    of_columns: ClassVar[dict[str, Any]]  # tensors [B, T] by name, with what they are where no token is yet
+    of_columns: ClassVar[dict[str, Any]]  # the tensors [B, T] by name, with their value in unused columns
 
     keys: Tensor
     values: Tensor
@@ -31,9 +31,9 @@ class GrowingState(RowState):
         return self.keys.shape[1]
 
     def in_columns(self: G, call: int, back: Tensor, real: Tensor, positions: Tensor) -> G:
-        """The last `call` columns in the order of T others: column t gets what lies at back[:, t] of them, a
-        key where real [B, T] and padding elsewhere; positions [B, T] are of the keys, and of the next ones
-        for padding. What is cut off afterwards are then the last columns as a caller sees them."""
+        """Reorders the last `call` columns into T columns: column t gets the one at back[:, t], which is a
+        key where real [B, T] and padding elsewhere; positions [B, T] are those of the keys, and of the next
+        key for padding. `crop` then removes the last columns as the caller sees them."""
         first = self.length - call
         rows = torch.arange(self.batch, device=back.device)[:, None]
         changes = {
@@ -50,12 +50,12 @@ class GrowingState(RowState):
                 changes[name] = torch.cat([before[:, :first], new], 1)
         return dataclasses.replace(self, **changes)
 
-    def room(self: G, columns: int) -> G:
-        """Empty tensors for the same rows, with room for `columns` columns."""
+    def allocate(self: G, columns: int) -> G:
+        """A static state without tokens: the same rows, `columns` columns."""
 
         def like(x: Tensor) -> Tensor:
             batch, _, heads, dim = x.shape
-            return x.new_zeros(batch, heads, columns, dim).transpose(1, 2)  # each head in one piece
+            return x.new_zeros(batch, heads, columns, dim).transpose(1, 2)  # each head contiguous
 
         changes: dict[str, Any] = {"keys": like(self.keys), "values": like(self.values)}
         for name, nothing in self.of_columns.items():
@@ -66,20 +66,20 @@ class GrowingState(RowState):
                 changes[name] = torch.full(shape, nothing, dtype=dtype, device=self.keys.device)
         return dataclasses.replace(self, **changes)
 
-    def write_to(self: G, room: G) -> None:
-        """Puts the columns of this state into a room."""
+    def write_to(self: G, static: G) -> None:
+        """Copies the columns of this state to a static one."""
         n = self.length
-        for new, old in ((self.keys, room.keys), (self.values, room.values)):
+        for new, old in ((self.keys, static.keys), (self.values, static.values)):
             old[:, :n] = new
             old[:, n:] = 0  # nothing of another text, which might not be finite
         for name, nothing in self.of_columns.items():
-            old, found = getattr(room, name), getattr(self, name)
+            old, found = getattr(static, name), getattr(self, name)
             if old is not None:
                 old[:, :n] = True if found is None else found
                 old[:, n:] = nothing
 
     def write_token(self, k: Tensor, v: Tensor, weights: StepWeights) -> None:
-        """Puts the tokens k, v [B, 1, Hk, .] into the column of this room that `weights` says."""
+        """Writes the tokens k, v [B, 1, Hk, .] to column `weights.column` of this static state."""
         column, positions = weights.column, weights.positions
         assert column is not None
         self.keys.index_copy_(1, column, k)
@@ -91,7 +91,7 @@ class GrowingState(RowState):
                 x.index_copy_(1, column, torch.ones_like(x[:, :1]) if real else positions[:, None])
 
     def value(self: G, columns: int, positions: Tensor, seen: int) -> G:
-        """The state that lies in the first columns of this room, as a copy."""
+        """A copy of the first columns of this static state."""
         fresh = torch.contiguous_format
         found = {name: getattr(self, name) for name in ("keys", "values", *self.of_columns)}
         parts = {

@@ -1,4 +1,4 @@
-"""A small network for each head, as some attentions learn one beside the projections of the model."""
+"""A small network for each head, which some attentions learn beside the projections of the model."""
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,6 @@ class HeadwiseNetwork(nn.Module):
             nn.init.zeros_(bias)
 
     def forward(self, x: Tensor, outputs: int) -> Tensor:
-        """Only the first so many outputs."""
+        """Only the first `outputs` outputs."""
         hidden = (x @ self.first.mT + self.first_bias).relu()
         return hidden @ self.second[:, :outputs].mT + self.second_bias[..., :outputs]

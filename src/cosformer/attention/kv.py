@@ -16,7 +16,7 @@ class KeyValueState(GrowingState):
     or None while all are. `at` [B, T] is the position of each key where the mechanism has windows, else None:
     the mask does not tell padding, which has no position, from a hidden key, which has one.
 
-    `positions` [B] and `seen` as in `CosformerState`: where the next token of each row stands.
+    `positions` [B] and `seen` as in `CosformerState`: the position of the next token of each row.
     """
 
     of_columns: ClassVar[dict[str, Any]] = {"mask": False, "at": 0}
@@ -54,7 +54,7 @@ class KeyValueState(GrowingState):
     def crop(self, length: int) -> "KeyValueState":
         """Only the first `length` columns; exact, since every key is still there."""
         if self.at is not None:
-            # Padding was given positions behind the text's end: what is smallest of all is where that was.
+            # Padding has positions after the end of the text: the smallest of them is the end.
             positions = torch.cat([self.at[:, length:], self.positions[:, None]], 1).amin(1)
         else:
             gone = self.length - length if self.mask is None else self.mask[:, length:].sum(1)
@@ -71,7 +71,7 @@ class KeyValueState(GrowingState):
 
 
 def _joined(before: Tensor, new: Tensor) -> Tensor:
-    """Along the time axis; each head lies in one piece in memory, as the kernels of attention like it."""
+    """Along the time axis; each head is contiguous in memory, as attention kernels prefer."""
     return torch.cat([before.transpose(1, 2), new.transpose(1, 2)], 2).transpose(1, 2)
 
 

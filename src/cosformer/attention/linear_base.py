@@ -70,17 +70,17 @@ class LinearAttention(Attention):
             raise ValueError(
                 "key_mask and cu_seqlens do not go together: a packed row has no padding to hide."
             )
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        kind = q.dtype
-        # Autocast would sum in half precision, where a thousand tokens are the end of counting by ones.
+        accum_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dtype = q.dtype
+        # Autocast would sum in half precision, which cannot count beyond some thousand tokens.
         with torch.autocast(q.device.type, enabled=False):
-            q, k, v = (x.to(wide) for x in (q, k, v))
+            q, k, v = (x.to(accum_dtype) for x in (q, k, v))
             if cu_seqlens is not None:
                 out, after = self._packed(q, k, v, cu_seqlens, causal, state)
             else:
                 offset = offset_or_default(query_offset, q, k, causal)
                 out, after = self._row(q, k, v, key_mask, causal, offset, state)
-        return out.to(kind), after if return_state else None
+        return out.to(dtype), after if return_state else None
 
     def _row(
         self,
@@ -101,25 +101,16 @@ class LinearAttention(Attention):
         if hidden is not None:
             psi = psi.masked_fill(hidden, 0)
             decay = None if decay is None else decay.masked_fill(hidden.squeeze(-1), 0)
-        return self.weighed(
+        return self.attend_features(
             self.query_features(q), psi, v, causal=causal, offset=offset, log_decay=decay, state=state
         )
 
-    def weighed(
-        self,
-        phi: Tensor,
-        psi: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        offset: int,
-        log_decay: Tensor | None,
-        state: LinearState | None,
+    def attend_features(
+        self, phi: Tensor, psi: Tensor, v: Tensor, *, causal: bool, offset: int, **carried: Any
     ) -> tuple[Tensor, LinearState]:
-        """out [B, Tq, H, Dv] and the state after the last key, from features; hidden keys have none."""
-        return linear_attention(
-            phi, psi, v, causal=causal, offset=offset, eps=self.eps, log_decay=log_decay, state=state
-        )
+        """out [B, Tq, H, Dv] and the state after the last key, from features, which are zero for hidden keys.
+        `carried`: `log_decay` and `state` of `linear_attention`."""
+        return linear_attention(phi, psi, v, causal=causal, offset=offset, eps=self.eps, **carried)
 
     def attend_token(
         self,
@@ -155,7 +146,7 @@ class LinearAttention(Attention):
         causal: bool,
         state: LinearState | None,
     ) -> tuple[Tensor, LinearState]:
-        """Short documents side by side as rows of a batch, long ones alone: no sum runs over two of them."""
+        """Short documents as rows of a batch, long ones alone: no sum includes two of them."""
         bounds = document_bounds(cu_seqlens, q.shape[1])
         count = len(bounds) - 1
         after = state
@@ -167,8 +158,8 @@ class LinearAttention(Attention):
         sums, ones = after.numerator, after.denominator
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         for b in bundles(bounds, q.device):
-            came = None if state is None else state.select(b.documents)
-            o, s = self._row(b.take(q), b.take(k), b.take(v), b.real, causal, 0, came)
+            initial_state = None if state is None else state.select(b.documents)
+            o, s = self._row(b.take(q), b.take(k), b.take(v), b.real, causal, 0, initial_state)
             b.put(out, o)
             sums = sums.index_copy(0, b.documents, s.numerator)
             ones = ones.index_copy(0, b.documents, s.denominator)

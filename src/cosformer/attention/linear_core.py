@@ -8,7 +8,7 @@ into chunks: inside a chunk the square is written out, between chunks S is carri
 that neither time nor memory is quadratic and no T x F x Dv tensor exists.
 
 The bound is on the absolute sum: where weights are never negative it is the usual one, and where they are
-(identity, leaky_relu, random Fourier features) a sum near zero, of either sign, divides nothing by it.
+(identity, leaky_relu, random Fourier features) nothing is divided by a sum near zero, of either sign.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from cosformer.attention.state import RowState
 from cosformer.ops.checks import WIDE
 
-CHUNK = 128  # the square inside a chunk costs as much as the state for features as wide as this
+CHUNK = 128  # at this number of features, the square inside a chunk costs as much as the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def linear_attention(
     decay = None if log_decay is None else log_decay.transpose(1, 2)  # (B, Hk, Tk)
 
     if causal:
-        # Queries before the first key, keys before the first query, the two side by side, and what is left.
+        # Queries before the first key, keys before the first query, where both overlap, and the rest.
         early, lead = min(max(-offset, 0), length), min(max(offset, 0), keys)
         pairs = min(length - early, keys - lead)
         parts = [_read(q[..., :early, :], s)]
@@ -154,7 +154,7 @@ def _side_by_side(q: Tensor, k: Tensor, v1: Tensor, decay: Tensor | None, s: Ten
         q = q * passed.exp().to(q.dtype)[:, :, None, ..., None]
         k = k * (passed[..., -1:] - passed).exp().to(k.dtype)[..., None]
         fade = passed[..., -1].exp().to(k.dtype)  # (B, Hk, N)
-    # Of each chunk (B, Hk, F, Dv + 1). Not taken one by one: the gradient of each would be as large as all.
+    # Of each chunk (B, Hk, F, Dv + 1). Not indexed one by one: the gradient of each would be as large as all.
     sums = (k.mT @ v1).unbind(2)
     fades = [None] * len(sums) if fade is None else fade[..., None, None].unbind(2)
     found = []
@@ -166,7 +166,7 @@ def _side_by_side(q: Tensor, k: Tensor, v1: Tensor, decay: Tensor | None, s: Ten
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
-    """[..., T, F] as [..., N, C, F], zeros behind the end."""
+    """[..., T, F] as [..., N, C, F], padded with zeros."""
     short = -x.shape[-2] % size
     return F.pad(x, (0, 0, 0, short)).unflatten(-2, (-1, size))
 

@@ -22,8 +22,7 @@ from cosformer.ops.checks import positive_int
 class Linformer(Attention):
     """Not causal: each projected key holds all tokens at once.
 
-    A text shorter than max_length uses the first columns of E and F, and what is masked is left out of the
-    sums, so that padding does not count.
+    A text shorter than max_length uses the first columns of E and F; masked tokens are left out of the sums.
 
     Args:
         projected_length: r (k in the paper).

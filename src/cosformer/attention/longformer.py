@@ -24,9 +24,9 @@ from cosformer.ops.checks import positive_int
 class Longformer(PatternAttention):
     """Sliding window and global tokens.
 
-    Causal, a token sees the half of its window that lies behind it. The paper's causal language models
+    If causal, a token sees the earlier half of its window. The paper's causal language models
     have no global tokens; where they are asked for, later tokens see the first ones. The paper gives
-    global attention projections of its own; here both kinds read the same q, k and v.
+    global attention projections of its own; here both use the same q, k and v.
 
     Args:
         window: w, of which half lies on each side.
@@ -61,7 +61,7 @@ class Longformer(PatternAttention):
 
     def full_rows(self, causal: bool, length: Tensor, columns: int) -> Tensor | None:
         front = self._front(causal, length)
-        # Causal, the first tokens see nothing but one another, which the relations say already.
+        # If causal, the first tokens see only one another, which the relations contain already.
         return front.rows(columns) if front.first and not causal else None
 
     def extra_repr(self) -> str:

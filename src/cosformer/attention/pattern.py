@@ -20,9 +20,9 @@ from cosformer.ops.one_token import StepWeights
 @dataclass(frozen=True, slots=True)
 class PositionedState(GrowingState):
     """keys [B, T, Hk, D] and values [B, T, Hk, Dv] seen so far, each with its position `at` [B, T], -1 where
-    a key is masked: a pattern asks how far away a key is, and padding in between has no position.
+    a key is masked: a pattern depends on distances, and padding has no position.
 
-    `positions` [B] and `seen` as in `CosformerState`: where the next token of each row stands.
+    `positions` [B] and `seen` as in `CosformerState`: the position of the next token of each row.
     """
 
     of_columns: ClassVar[dict[str, Any]] = {"at": -1}
@@ -68,13 +68,14 @@ pytree.register_dataclass(
 class PatternAttention(Attention):
     """Softmax attention where each query sees the keys of a pattern that depends on positions alone.
 
-    A whole sequence goes through the gather, at the cost of the pattern. A call that brings a state looks
-    at all carried keys and hides those outside the pattern: exact, at the cost of softmax attention's cache.
+    A whole sequence is computed by gathering, at the cost of the pattern. A call with a state computes scores
+    for all carried keys and hides those outside the pattern: exact, at the cost of softmax attention with a
+    cache.
     """
 
     @abstractmethod
     def relations(self, causal: bool, length: Tensor, columns: int) -> Sequence[Relation]:
-        """The pattern in rows of so many columns; `length` [B or 1, 1, 1, 1, 1] is where each row's real
+        """The pattern in rows of `columns` columns; `length` [B or 1, 1, 1, 1, 1] is where each row's real
         tokens end."""
 
     def full_rows(self, causal: bool, length: Tensor, columns: int) -> Tensor | None:

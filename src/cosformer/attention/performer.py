@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cosformer.attention.linear_base import LinearAttention, linear_traits
 from cosformer.attention.registry import register
-from cosformer.drawn import Drawn, interval
 from cosformer.ops.checks import positive_int
+from cosformer.random_features import RandomFeatures, interval
 
 # w . x - |x|^2 / 2 is at most |w|^2 / 2, about D / 2: only a key that is nearly w itself, in a head of more
 # than 100, comes here. exp(60) times ten million keys is still a float32.
@@ -22,14 +22,14 @@ _LARGEST_EXPONENT = 60.0
 
 
 @register("performer")
-class Performer(LinearAttention, Drawn):
+class Performer(LinearAttention, RandomFeatures):
     """Queries are scaled by their own largest feature, which cancels. Keys are not scaled: the largest key
     of a sequence lies in the future of its beginning, and a carried state cannot know it.
 
     Args:
         head_dim: size of a head (the model's).
         features: m, random features; None: D log D, the paper's rate, rounded down.
-        redraw_interval: training steps between two draws (see `cosformer.drawn`); None: never.
+        redraw_interval: training steps between two draws (see `cosformer.random_features`); None: never.
         eps: lower bound of the denominator. Features are positive: it guards against underflow alone.
     """
 
@@ -52,9 +52,9 @@ class Performer(LinearAttention, Drawn):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.draw_what_is_missing()
+        self.sample_missing()
 
-    def drawn(self) -> dict[str, Tensor]:
+    def sample(self) -> dict[str, Tensor]:
         return {"projection": orthogonal_gaussian(*self.projection.shape)}
 
     def feature_dim(self, head_dim: int) -> int:

@@ -20,14 +20,14 @@ from cosformer.attention.base import Attention
 from cosformer.attention.gather import masked_softmax, take
 from cosformer.attention.registry import register
 from cosformer.attention.traits import Traits
-from cosformer.drawn import Drawn, interval
 from cosformer.ops.checks import positive_int
+from cosformer.random_features import RandomFeatures, interval
 
 _SELF = 1e5  # a token attends to itself only where there is nothing else
 
 
 @register("reformer")
-class Reformer(Attention, Drawn):
+class Reformer(Attention, RandomFeatures):
     """Queries and keys are one: k is not read. A masked token is in no bucket, and its output is zero.
 
     Causal, the published chunks let the future change the past: later tokens of lower buckets push a token
@@ -76,9 +76,9 @@ class Reformer(Attention, Drawn):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.draw_what_is_missing()
+        self.sample_missing()
 
-    def drawn(self) -> dict[str, Tensor]:
+    def sample(self) -> dict[str, Tensor]:
         return {"rotations": torch.randn(self.rotations.shape, device="cpu")}
 
     @torch.no_grad()
@@ -88,8 +88,8 @@ class Reformer(Attention, Drawn):
             raise ValueError(
                 f"q must have heads of {self.head_dim}, the head_dim of this reformer, but got {q.shape[3]}."
             )
-        wide = torch.promote_types(q.dtype, torch.float32)
-        rotated = q[:, :, None].to(wide) @ self.rotations.to(wide)
+        accum_dtype = torch.promote_types(q.dtype, torch.float32)
+        rotated = q[:, :, None].to(accum_dtype) @ self.rotations.to(accum_dtype)
         bucket = torch.cat([rotated, -rotated], -1).argmax(-1)
         if key_mask is not None:
             bucket = bucket.masked_fill(~key_mask[:, None, None], 2 * self.rotations.shape[2])

@@ -60,22 +60,12 @@ class Relu(LinearAttention):
     def key_features(self, k: Tensor) -> Tensor:
         return k.relu()
 
-    def weighed(
-        self,
-        phi: Tensor,
-        psi: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        offset: int,
-        log_decay: Tensor | None,
-        state: LinearState | None,
+    def attend_features(
+        self, phi: Tensor, psi: Tensor, v: Tensor, *, causal: bool, offset: int, **carried: Any
     ) -> tuple[Tensor, LinearState]:
         windows = windows_of_heads(self.windows, psi.shape[2])
         if windows is None:
-            return super().weighed(
-                phi, psi, v, causal=causal, offset=offset, log_decay=log_decay, state=state
-            )
+            return super().attend_features(phi, psi, v, causal=causal, offset=offset, **carried)
         tq, tk = phi.shape[1], psi.shape[1]
         i, j = (torch.arange(n, device=phi.device)[None] for n in (tq, tk))
         seen = within_windows(i + offset, j, windows)
@@ -86,7 +76,7 @@ class Relu(LinearAttention):
         weights = (q @ k[:, :, None]).masked_fill(~seen[:, :, None], 0)  # (B, Hk, G, Tq, Tk)
         n1 = weights @ v1[:, :, None]  # numerator and denominator side by side
         out = n1[..., :-1] / n1[..., -1:].clamp_min(self.eps)
-        return out.permute(0, 3, 1, 2, 4).flatten(2, 3), LinearState.zeros(psi, v)  # a state nobody gets
+        return out.permute(0, 3, 1, 2, 4).flatten(2, 3), LinearState.zeros(psi, v)  # not returned
 
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None

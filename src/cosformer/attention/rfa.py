@@ -25,21 +25,21 @@ from torch import Tensor, nn
 from cosformer.attention.linear_base import LinearAttention, linear_traits
 from cosformer.attention.registry import register
 from cosformer.attention.traits import Traits
-from cosformer.drawn import Drawn, interval
 from cosformer.ops.checks import flag, positive, positive_int
+from cosformer.random_features import RandomFeatures, interval
 
 KERNELS = ("gaussian", "arccos")
 
 
 @register("rfa")
-class Rfa(LinearAttention, Drawn):
+class Rfa(LinearAttention, RandomFeatures):
     """Args:
     num_kv_heads, head_dim: of the model.
     kernel: "gaussian" or "arccos".
     features: m, random vectors (sine and cosine each give one feature).
     gate: forget with a learned gate; causal only.
     scale: initial sigma; its square is the inverse temperature of the softmax.
-    redraw_interval: training steps between two draws (see `cosformer.drawn`); None: never.
+    redraw_interval: training steps between two draws (see `cosformer.random_features`); None: never.
     eps: lower bound of the absolute denominator (estimates of the Gaussian kernel may be negative).
     """
 
@@ -79,13 +79,13 @@ class Rfa(LinearAttention, Drawn):
         return replace(cls.traits, bidirectional=False) if gate else cls.traits
 
     def reset_parameters(self) -> None:
-        self.draw_what_is_missing()
+        self.sample_missing()
         nn.init.constant_(self.sigma, self.scale)
         if self.gate:
             nn.init.normal_(self.gate_weight, std=self.head_dim**-0.5)
             nn.init.zeros_(self.gate_bias)
 
-    def drawn(self) -> dict[str, Tensor]:
+    def sample(self) -> dict[str, Tensor]:
         return {"vectors": torch.randn(self.vectors.shape, device="cpu")}
 
     def feature_dim(self, head_dim: int) -> int:

@@ -115,14 +115,14 @@ class Sinkhorn(Attention):
 
 def balance(scores: Tensor, real: Tensor, iterations: int) -> Tensor:
     """exp(scores) [..., n, n], rows and columns normalised in turn; 0 where either is not real [..., n]."""
-    wide = scores if scores.dtype == torch.float64 else scores.float()
+    upcast = scores if scores.dtype == torch.float64 else scores.float()
     hidden = ~(real[..., :, None] & real[..., None, :])
-    lowest = torch.finfo(wide.dtype).min / 2
+    lowest = torch.finfo(upcast.dtype).min / 2
     for _ in range(iterations):
         for dim in (-1, -2):
-            wide = wide.masked_fill(hidden, lowest)
-            wide = wide - wide.logsumexp(dim, keepdim=True)
-    return wide.exp().masked_fill(hidden, 0)
+            upcast = upcast.masked_fill(hidden, lowest)
+            upcast = upcast - upcast.logsumexp(dim, keepdim=True)
+    return upcast.exp().masked_fill(hidden, 0)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Softmax(Attention):
             return self._packed(q, k, v, cu_seqlens, causal), None
         offset = offset_or_default(query_offset, q, k, causal)
         if key_mask is not None:
-            # Under a weight of zero, NaN is still NaN: what is masked must not hold any.
+            # Zero times NaN is NaN: masked keys and values are set to zero.
             k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))
         near = None if windows is None or state is not None else _near(q, k, offset, windows)
         after = None

@@ -1,4 +1,4 @@
-"""What the states of the mechanisms have in common: rows that can be selected, repeated and moved."""
+"""The base class of states: rows that can be selected, repeated and moved."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ T = TypeVar("T", bound="RowState")
 @dataclass(frozen=True, slots=True)
 class RowState:
     """A frozen dataclass of tensors [B, ...] and numbers. A subclass has the fields `positions` [B], where
-    the next token of each row stands, and `seen`, the largest of them. Without a `__dict__` it is a value for
-    those too who walk over one and assign, as transformers' exporter does."""
+    the next token of each row stands, and `seen`, the largest of them. It has no `__dict__`, so that tools
+    which traverse objects and assign to them, as transformers' exporter, treat it as a value."""
 
     @property
     def batch(self) -> int:

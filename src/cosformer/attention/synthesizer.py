@@ -36,7 +36,7 @@ class Synthesizer(Attention):
     Args:
         kind: one of dense, random, factorised_dense, factorised_random.
         rank: r of factorised_random.
-        learned: False keeps the random weights as they were drawn (kinds random and factorised_random).
+        learned: False leaves the random weights untrained (kinds random and factorised_random).
         num_kv_heads: key heads (the model's); each has weights of its own.
         head_dim: size of a head (the model's).
         max_length: L.
@@ -98,7 +98,7 @@ class Synthesizer(Attention):
                 self.register_buffer(name, torch.empty(shape))
 
     def reset_parameters(self) -> None:
-        """Random weights are drawn so that B has variance 1."""
+        """Random weights are initialised so that B has variance 1."""
         std = self.rank**-0.25 if self.kind == "factorised_random" else 1.0
         for weight in (*self.parameters(recurse=False), *self.buffers(recurse=False)):
             nn.init.normal_(weight, std=std)

@@ -10,7 +10,7 @@ Cost = Literal["linear", "log-linear", "length^1.5", "quadratic"]
 
 @dataclass(frozen=True)
 class Traits:
-    """The abilities of a mechanism: it says what it can do. What is False raises when it is asked for.
+    """The abilities of a mechanism. A call that needs one that is False raises.
 
     Attributes:
         paper: where the mechanism was published.
@@ -20,13 +20,13 @@ class Traits:
         cross: queries and keys may have different lengths (and `query_offset` may be given).
         key_mask: single keys can be hidden.
         cu_seqlens: several documents can be packed into one row.
-        recurrent: what came before can be carried as a state.
-        packed_state: states come and go for each document of a packed row.
+        recurrent: the past can be carried as a state.
+        packed_state: a call has a state in and out for each document of a packed row.
         constant_state: the state is as large after a million tokens as after one.
         grouped_heads: a key head may serve several query heads.
         sequence_parallel: one sequence can be split over a process group (`Attention.split`).
-        random: it works with numbers that are drawn, and not learned.
-        reads: which of q, k and v have a part in the output; modules project no others.
+        random: it uses random numbers that are not learned.
+        reads: which of q, k and v the output depends on; modules project no others.
     """
 
     paper: str
@@ -52,7 +52,8 @@ class Traits:
 
 
 def common(traits: Sequence[Traits]) -> Traits:
-    """What layers can do together: what each of them can. They cost what the most expensive one costs."""
+    """The traits of several layers together: what all of them can do, at the cost of the most expensive
+    one."""
     first, *others = dict.fromkeys(traits)
     if not others:
         return first

@@ -24,10 +24,10 @@ def within_windows(i: Tensor, j: Tensor, windows: Sequence[int | None]) -> Tenso
     """bool [B or 1, Hk, Tq, Tk]: whether |i - j| < W, for positions i [B or 1, Tq] of queries and positions
     j [B or 1, Tk] of keys; always True where a head has no window."""
     distance = (i[:, :, None] - j[:, None, :]).abs()
-    # A head at a time, as a tensor of the windows would have to be copied to the device in every call.
+    # One head at a time: a tensor of windows would have to be copied to the device in every call.
     return torch.stack([distance >= 0 if w is None else distance < w for w in windows], 1)
 
 
 def windows_of_heads(windows: Sequence[int | None] | None, kv_heads: int | None) -> Windows | None:
-    """As users write them, after a look at them; None where no head has one."""
+    """The windows as users give them, validated; None where no head has one."""
     return public(check_windows(windows, kv_heads))

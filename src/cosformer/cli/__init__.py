@@ -1,4 +1,4 @@
-"""The command `cosformer`: thin over plain functions that a notebook can call as well."""
+"""The command `cosformer`: a thin layer over functions that can be called from Python as well."""
 
 from cosformer.cli.main import main
 

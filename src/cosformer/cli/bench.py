@@ -1,7 +1,7 @@
 """`cosformer bench`: the benchmarks, which belong to the source tree and not to the installed package.
 
-They measure the sources they lie beside, and record their commit; a wheel has neither. So they are looked
-for beside the package (an editable installation, or PYTHONPATH=src), then in the current folder.
+They measure the sources of their own checkout and record its commit; a wheel has neither. So they are
+searched beside the package (an editable installation, or PYTHONPATH=src), then in the current folder.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from cosformer import machine
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models
+from cosformer.cli.errors import Stopped, UsageError, needs_models
 from cosformer.cli.parser import Parser, one_of
 
 HELP = "time the operator, the attentions, or generation; write a report"
@@ -33,7 +33,7 @@ def root() -> Path:
     for folder in (machine.CHECKOUT, Path.cwd()):
         if (folder / "benchmarks" / "attention_operator.py").is_file():
             return folder
-    raise Mistake(
+    raise UsageError(
         "the benchmarks are part of the source tree, not of the installed package: run this in a clone of "
         "the repository."
     )

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.cli import runs
-from cosformer.cli.mistakes import writable_folder
+from cosformer.cli.errors import writable_folder
 from cosformer.cli.parser import Parser
 from cosformer.terminal import plain
 
 HELP = "one recipe with several attentions: one table, one page"
 DESCRIPTION = f"""Trains the same recipe with each of the attentions, one after another, and sets them side by
-side. Stopped with Ctrl-C it keeps what is finished, and the same command goes on from there.
+side. Stopped with Ctrl-C it keeps what is finished, and the same command continues from there.
 
 {runs.SETTINGS}"""
 EXAMPLES = """examples:

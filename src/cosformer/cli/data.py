@@ -1,8 +1,8 @@
-"""`cosformer data`: which tasks there are, and whether their data is here and whole."""
+"""`cosformer data`: which tasks there are, and whether their data is complete on this machine."""
 
 import argparse
 
-from cosformer.cli.mistakes import Mistake, needs_models
+from cosformer.cli.errors import UsageError, needs_models
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.terminal import plain
 
@@ -25,7 +25,7 @@ def arguments(p: Parser) -> None:
 
 
 def state(name: str) -> str:
-    """Whether all splits of a task can be opened at once, or what is still to be done."""
+    """Whether all splits of a task can be opened now, or what has to be done first."""
     from cosformer import tasks
     from cosformer.tasks.io import cache
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from cosformer.cli.runs import overrides
 
     if args.task is None and args.fetch:
-        raise Mistake("--fetch wants the name of a task: cosformer data sst2 --fetch.")
+        raise UsageError("--fetch needs the name of a task: cosformer data sst2 --fetch.")
     with needs_models():
         from cosformer import tasks
         from cosformer.tasks.io import cache
@@ -77,12 +77,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.task not in tasks.names():
         hint = did_you_mean(args.task, tasks.names()) or f" There are {', '.join(tasks.names())}."
-        raise Mistake(f"there is no task {args.task!r}.{hint}")
+        raise UsageError(f"there is no task {args.task!r}.{hint}")
     try:
         for path in tasks.fetch(args.task) if args.fetch else []:
             print(f"fetched {path}")
         with cache.every_byte_is_verified():
             print(opened(args.task, overrides(args.settings)))
-    except (ValueError, TypeError) as error:  # data that is missing or damaged among them
-        raise Mistake(str(error)) from None
+    except (ValueError, TypeError) as error:  # among them: data that is missing or damaged
+        raise UsageError(str(error)) from None
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.cli import info
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models, writable_folder
+from cosformer.cli.errors import Stopped, UsageError, needs_models, writable_folder
 from cosformer.cli.parser import Parser, number
 from cosformer.lock import locked
 from cosformer.terminal import Progress, plain
@@ -14,7 +14,7 @@ from cosformer.terminal import Progress, plain
 HELP = "train a small cosFormer beside softmax, compare, and report; five minutes"
 DESCRIPTION = """Trains a small cosFormer and the same model with softmax side by side on the source of
 Python's standard library, compares quality, speed and memory, and writes report.html. Nothing is downloaded.
-Stopped with Ctrl-C, it goes on from the last finished part when it is run again."""
+Stopped with Ctrl-C, it continues after the last finished part when it is run again."""
 EXAMPLES = """examples:
   cosformer demo
   cosformer demo --out try --seconds 60            a shorter training
@@ -61,9 +61,9 @@ def _demonstrate(args: argparse.Namespace, folder: Path, settings: Any) -> int:
     try:
         demo = Demo(folder, settings, machine, Progress(every=10.0), args.fresh)
     except Occupied as error:
-        raise Mistake(f"--out {error}") from None
+        raise UsageError(f"--out {error}") from None
     if demo.finished():
-        print(f"Going on in {folder}: {', '.join(demo.finished())} finished already.")
+        print(f"Continuing in {folder}: {', '.join(demo.finished())} finished already.")
     try:
         print("Training a cosFormer and the same model with softmax, then measuring both.", flush=True)
         page = demo.run()
@@ -72,7 +72,7 @@ def _demonstrate(args: argparse.Namespace, folder: Path, settings: Any) -> int:
         again = " ".join(["cosformer demo", f"--out {folder}", *(["--tiny"] if args.tiny else [])])
         if args.seconds is not None:
             again += f" --seconds {args.seconds:g}"
-        raise Stopped(f"stopped. Finished and kept in {folder}: {kept}. Go on with: {again}") from None
+        raise Stopped(f"stopped. Finished and kept in {folder}: {kept}. Continue with: {again}") from None
     table = figures(demo.record)
     print(plain(table.header, table.rows))
     print(f"\n{table.caption}\nThe report: {page.resolve()}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-from cosformer.cli.mistakes import Mistake
+from cosformer.cli.errors import UsageError
 from cosformer.cli.parser import Parser, one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -32,12 +32,12 @@ def choose(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise Mistake(f"--device {name} is not a device; auto, cpu, cuda or cuda:N is wanted.") from None
+        raise UsageError(f"--device {name} is not a device; auto, cpu, cuda or cuda:N is expected.") from None
     if device.type not in ("cpu", "cuda"):
-        raise Mistake(f"--device {name} is not supported; auto, cpu, cuda or cuda:N is wanted.")
+        raise UsageError(f"--device {name} is not supported; auto, cpu, cuda or cuda:N is expected.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
-        raise Mistake(
+        raise UsageError(
             f"--device {name} is not here: PyTorch sees {found or 'no'} CUDA GPU{'s' * (found > 1)} "
             "(cosformer info says why)."
         )

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from cosformer.cli.mistakes import Mistake, needs_models
+from cosformer.cli.errors import UsageError, needs_models
 from cosformer.cli.parser import Parser, one_of, positive_int
 
 HELP = "score a trained run on a split"
@@ -11,7 +11,7 @@ DESCRIPTION = """Scores the best weights of a run's folder, as `cosformer train`
 its checkpoints, on the test split unless another is named. The batch size does not change the score."""
 EXAMPLES = """examples:
   cosformer eval runs/mqar-tiny-cosformer-0
-  cosformer eval runs/mqar-tiny-cosformer-0 --split valid --batch 64
+  cosformer eval runs/mqar-tiny-cosformer-0 --split valid --batch_size 64
   cosformer eval runs/mqar-tiny-cosformer-0/checkpoint-200
 """
 
@@ -24,21 +24,21 @@ def arguments(p: Parser) -> None:
         default="test",
         help="train, valid or test (default)",
     )
-    p.add_argument("--batch", type=positive_int, help="samples at once (default: as in the run)")
+    p.add_argument("--batch_size", type=positive_int, help="samples at once (default: as in the run)")
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
-        raise Mistake(f"there is no folder {args.folder}; give one that `cosformer train` wrote.")
+        raise UsageError(f"there is no folder {args.folder}; give one that `cosformer train` wrote.")
     with needs_models():
         from safetensors import SafetensorError
 
         from cosformer.training import best, evaluate
     try:
         weights = best(args.folder)
-        about, scores = _about(weights), evaluate(weights, args.split, args.batch)
+        about, scores = _about(weights), evaluate(weights, args.split, args.batch_size)
     except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError, SafetensorError) as error:
-        raise Mistake(f"{args.folder} cannot be scored: {error}") from None
+        raise UsageError(f"{args.folder} cannot be scored: {error}") from None
     print(f"{args.split} split, {about}")
     for name, value in scores.items():
         print(f"{name} {value:.6g}")
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _about(weights: Path) -> str:
-    """Which step they are of, and whether the run may still come to better ones."""
+    """The step of the weights, and whether the run is unfinished."""
     from cosformer.training import files
     from cosformer.training.status import Status
 

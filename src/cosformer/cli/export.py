@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from cosformer.cli.mistakes import Mistake, needs_models, writable_folder
+from cosformer.cli.errors import UsageError, needs_models, writable_folder
 from cosformer.cli.parser import Parser
 from cosformer.terminal import size
 
@@ -27,15 +27,15 @@ def arguments(p: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
-        raise Mistake(f"there is no folder {args.folder}; give one that `cosformer train` wrote.")
+        raise UsageError(f"there is no folder {args.folder}; give one that `cosformer train` wrote.")
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise Mistake(f"{args.out} is there already: give the name of a folder that is not.")
+        raise UsageError(f"{args.out} is there already: give the name of a folder that is not.")
     with needs_models():
         from cosformer.training import best
     try:
         weights = best(args.folder)
     except (ValueError, FileNotFoundError) as error:
-        raise Mistake(f"{args.folder} cannot be exported: {error}") from None
+        raise UsageError(f"{args.folder} cannot be exported: {error}") from None
     writable_folder("the folder", args.out.parent)
     aside = args.out.with_name(f".{args.out.name}.{os.getpid()}")  # whole, or not there
     try:

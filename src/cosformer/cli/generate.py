@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cosformer.cli import devices, generate_file
-from cosformer.cli.mistakes import Mistake, Stopped, needs_models, out_of_memory, readable_file
+from cosformer.cli.errors import Stopped, UsageError, needs_models, out_of_memory, readable_file
 from cosformer.cli.parser import Parser, number, positive_int, seed
 from cosformer.reading import json_object
 from cosformer.terminal import Progress
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 HELP = "text from a saved model, as it is made"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo`
 wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may be as
-long as the model's horizon; it is read in pieces, with the time left, and kept as a state of constant
+long as the model's horizon; it is read in chunks, with the time left, and kept as a state of constant
 size. With --prompts it makes a text for every line of a file: rows of a batch that are finished leave it, and
-the next lines take their places. The same command goes on where an earlier one was stopped."""
+the next lines take their places. The same command continues where an earlier one was stopped."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LONGEST = 1 << 30  # bytes of a context
-PIECE = 2048  # tokens of a context that are read at once
+CHUNK = 2048  # tokens of a chunk of the context
 
 
 def arguments(p: Parser) -> None:
@@ -40,9 +40,9 @@ def arguments(p: Parser) -> None:
     p.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before the prompt")
     p.add_argument("--tokens", type=positive_int, default=200, help="how many to make (default: 200)")
     p.add_argument("--temperature", type=number(0, 100), default=0.8, help="default: 0.8")
-    p.add_argument("--top_k", type=positive_int, help="choose among so many (default: all)")
+    p.add_argument("--top_k", type=positive_int, help="sample among the K most likely (default: all)")
     p.add_argument(
-        "--top_p", type=number(0, 1), help="choose among the likeliest of this share (default: all)"
+        "--top_p", type=number(0, 1), help="sample among the most likely of this share (default: all)"
     )
     p.add_argument("--greedy", action="store_true", help="always the likeliest token")
     p.add_argument("--seed", type=seed, default=0, help="default: 0")
@@ -68,40 +68,40 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
         try:
             folder = best(folder)
         except (OSError, ValueError) as error:
-            raise Mistake(_first(error)) from None
+            raise UsageError(_first(error)) from None
     if not (folder / "config.json").is_file():
-        raise Mistake(f"{folder} has no config.json, so it is no saved model.")
+        raise UsageError(f"{folder} has no config.json, so it is no saved model.")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
         kind = json_object(guard.checked(folder) / guard.CONFIG)
         if kind.get("model_type") != CosformerConfig.model_type:
             found = kind.get("model_type", "none")
-            raise Mistake(f"{folder} holds a model of type {found!r}; one of cosformer.models is wanted.")
+            raise UsageError(f"{folder} holds a model of type {found!r}, and none of cosformer.models.")
         heads = kind.get("architectures") or []
         if heads != [CosformerForCausalLM.__name__]:
             named = isinstance(heads, list) and all(isinstance(head, str) for head in heads)
             made = ", ".join(heads) or "a model without a head" if named else f"architectures {heads!r}"
-            raise Mistake(f"{folder} holds {made}; a CosformerForCausalLM is wanted to continue a text.")
+            raise UsageError(f"{folder} holds {made}; a CosformerForCausalLM is expected to continue a text.")
         model = loading.load_model(CosformerForCausalLM, folder, dtype=dtype)
-    except Mistake:
+    except UsageError:
         raise
-    except Exception as error:  # whatever a library makes of files that somebody else wrote
+    except Exception as error:  # libraries raise many classes for malformed files
         if out_of_memory(error):
             raise
-        raise Mistake(f"{folder} cannot be loaded: {_first(error)}") from None
-    # Only what the command line says decides how tokens are chosen: a file could ask for a million beams.
+        raise UsageError(f"{folder} cannot be loaded: {_first(error)}") from None
+    # Only the command line decides how tokens are chosen: a saved file could ask for a million beams.
     ends = {name: getattr(model.generation_config, name) for name in _ENDS}
     for name, given in ends.items():
         for token in given if isinstance(given, list) else [given]:
             if token is not None and (not isinstance(token, int) or not 0 <= token < 2**31):
-                raise Mistake(f"{folder} cannot be loaded: {name} is {given!r:.60}, and no token.")
+                raise UsageError(f"{folder} cannot be loaded: {name} is {given!r:.60}, and no token.")
     model.generation_config = transformers.GenerationConfig(**ends)
     return model.to(device).eval(), _tokenizer(folder, model.config)
 
 
 def _tokenizer(folder: Path, config: Any) -> Any:
-    """The one saved beside the model, as a run over pieces of words does. A run over bytes needs none."""
+    """The tokenizer saved beside the model; a model over bytes needs none."""
     from cosformer.models import byte_tokenizer, loading
 
     if not any(folder.glob("*token*")) and config.vocab_size == 256:
@@ -109,29 +109,29 @@ def _tokenizer(folder: Path, config: Any) -> Any:
     try:
         return loading.load_tokenizer(folder)
     except FileNotFoundError:
-        raise Mistake(f"{folder} has a model but no tokenizer.json: save a tokenizer beside it.") from None
+        raise UsageError(f"{folder} has a model but no tokenizer.json: save a tokenizer beside it.") from None
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
 def _first(error: Exception) -> str:
-    """The first sentence of what a library said."""
+    """The first sentence of an error message."""
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     return said if said.endswith((".", "?")) else said + "."
 
 
 def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
-    """Token ids [1, T] of a text, if it and the tokens that are to come fit into the model."""
+    """Token ids [1, T] of a text, if it and the tokens to generate fit into the model."""
     longest, vocabulary = config.max_position_embeddings, config.vocab_size
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     if ids.shape[1] == 0:
         if tokenizer.bos_token_id is None or tokenizer.bos_token_id >= vocabulary:
-            raise Mistake("there is nothing to continue: give --prompt or --context.")
+            raise UsageError("there is nothing to continue: give --prompt or --context.")
         import torch
 
         ids = torch.tensor([[tokenizer.bos_token_id]])
     if config.bounded and ids.shape[1] + tokens > longest:
-        raise Mistake(
+        raise UsageError(
             f"the text has {ids.shape[1]:,} tokens and {tokens:,} are to come, but the model takes "
             f"{longest:,} (max_position_embeddings): shorten the context, or ask for fewer --tokens."
         )
@@ -139,32 +139,32 @@ def encode(tokenizer: Any, config: Any, text: str, tokens: int) -> torch.Tensor:
 
 
 def read(model: Any, ids: torch.Tensor, progress: Progress | None = None) -> Any:
-    """A cache that has read ids [1, T], in pieces: memory does not grow with the length."""
+    """A cache of ids [1, T], read in chunks so that memory does not grow with the length."""
     import torch
 
     from cosformer.models import CosformerCache
 
     cache = CosformerCache(model.config)
-    pieces = ids.split(PIECE, 1)
+    chunks = ids.split(CHUNK, 1)
     if progress is not None:
-        progress.start(len(pieces))
+        progress.start(len(chunks))
     with torch.inference_mode():
-        for at, piece in enumerate(pieces):
+        for at, chunk in enumerate(chunks):
             if progress is not None:
-                progress.step(f"reading: {at * PIECE:,} of {ids.shape[1]:,} tokens")
-            model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                progress.step(f"reading: {at * CHUNK:,} of {ids.shape[1]:,} tokens")
+            model(chunk, past_key_values=cache, use_cache=True, logits_to_keep=1)
     if progress is not None:
         progress.end()
     return cache
 
 
-class Spoken:
-    """What `generate` hands its tokens to; text goes on to `say` as soon as its characters are whole."""
+class TokenStreamer:
+    """A streamer for `generate`: passes text to `write` once its characters are complete."""
 
-    def __init__(self, tokenizer: Any, say: Callable[[str], object]):
-        self.tokenizer, self.say = tokenizer, say
+    def __init__(self, tokenizer: Any, write: Callable[[str], object]):
+        self.tokenizer, self.write = tokenizer, write
         self.waiting: list[int] = []
-        self.tokens = -1  # the first that comes is the prompt
+        self.tokens = -1  # the first call passes the prompt
 
     def put(self, ids: torch.Tensor) -> None:
         self.tokens += 1
@@ -173,31 +173,36 @@ class Spoken:
         self.waiting += ids.flatten().tolist()
         text = self.tokenizer.decode(self.waiting, skip_special_tokens=True)
         if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self.waiting) > 4:
-            self.say(text)
+            self.write(text)
             self.waiting = []
 
     def end(self) -> None:
-        self.say(self.tokenizer.decode(self.waiting, skip_special_tokens=True))
+        self.write(self.tokenizer.decode(self.waiting, skip_special_tokens=True))
         self.waiting = []
 
 
-def speak(
-    model: Any, ids: torch.Tensor, tokens: int, spoken: Spoken, progress: Progress | None = None, **how: Any
+def stream_generate(
+    model: Any,
+    ids: torch.Tensor,
+    tokens: int,
+    streamer: TokenStreamer,
+    progress: Progress | None = None,
+    **how: Any,
 ) -> None:
-    """So many tokens behind ids [1, T], each handed on as it is made; `how` goes to `generate`."""
+    """Generates `tokens` tokens after ids [1, T], each passed to the streamer; `how` goes to `generate`."""
     import torch
 
     ids = ids.to(model.device)
     cache = None
     if model.config.traits.recurrent and ids.shape[1] > 1:
-        cache = read(model, ids[:, :-1], progress)  # generate() reads what the cache has not seen: one token
+        cache = read(model, ids[:, :-1], progress)  # generate() reads the one token that the cache lacks
     with torch.inference_mode():
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=tokens,
             past_key_values=cache,
-            streamer=spoken,
+            streamer=streamer,
             **how,
         )
 
@@ -207,7 +212,7 @@ def _file(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
 
     unable = model.config.lacking("recurrent")
     if unable is not None:
-        raise Mistake(f"--prompts needs an attention that carries a state, and {unable!r} does not.")
+        raise UsageError(f"--prompts needs an attention that carries a state, and {unable!r} does not.")
     choice = Choice(greedy=True)
     if not args.greedy:
         choice = Choice(False, args.temperature, args.top_k, args.top_p, args.seed)
@@ -217,10 +222,10 @@ def _file(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
 def run(args: argparse.Namespace) -> int:
     try:
         args.prompt.encode()
-    except UnicodeEncodeError:  # bytes that the shell handed on as they were
-        raise Mistake("--prompt is not text in UTF-8.") from None
+    except UnicodeEncodeError:  # the shell passed bytes that are not UTF-8
+        raise UsageError("--prompt is not text in UTF-8.") from None
     if not args.folder.is_dir():
-        raise Mistake(
+        raise UsageError(
             f"there is no folder {args.folder}; give one that `cosformer train` or `cosformer demo` wrote."
         )
     import torch
@@ -231,13 +236,13 @@ def run(args: argparse.Namespace) -> int:
     if args.context is not None:
         path = readable_file("--context", args.context)
         if path.stat().st_size > LONGEST:
-            raise Mistake(
+            raise UsageError(
                 f"--context {path} has {path.stat().st_size:,} bytes; at most {LONGEST:,} are read."
             )
         try:
             context = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise Mistake(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
+            raise UsageError(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
     model, tokenizer = load(args.folder, device, getattr(torch, args.dtype))
     if args.prompts is not None:
         return _file(args, model, tokenizer)
@@ -251,13 +256,13 @@ def run(args: argparse.Namespace) -> int:
             "top_k": args.top_k or 0,
             "top_p": args.top_p or 1.0,
         }
-    spoken = Spoken(tokenizer, lambda text: print(text, end="", flush=True))
+    streamer = TokenStreamer(tokenizer, lambda text: print(text, end="", flush=True))
     print(args.prompt, end="", flush=True)
     try:
-        speak(model, ids, args.tokens, spoken, Progress(every=5.0), **how)
+        stream_generate(model, ids, args.tokens, streamer, Progress(every=5.0), **how)
     except KeyboardInterrupt:
         raise Stopped(
-            f"stopped after {max(spoken.tokens, 0)} tokens; nothing is kept but what stands above."
+            f"stopped after {max(streamer.tokens, 0)} tokens; only the text above is kept."
         ) from None
     finally:
         print()

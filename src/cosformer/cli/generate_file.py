@@ -1,5 +1,5 @@
-"""`cosformer generate --prompts`: a text for every line of a file, many at a time, in order; a command that
-was stopped goes on where it was."""
+"""`cosformer generate --prompts`: a text for every line of a file, in order, generated in batches; a command
+that was stopped continues where it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cosformer.cli.mistakes import Mistake, Stopped, readable_file, writable_file
+from cosformer.cli.errors import Stopped, UsageError, readable_file, writable_file
 from cosformer.terminal import Progress
 
 LARGEST = 1 << 30  # bytes of a file of prompts or texts
@@ -22,29 +22,31 @@ if TYPE_CHECKING:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises where the options do not go together."""
+    """Raises where the options contradict each other."""
     if args.prompts is None:
         if args.out is not None:
-            raise Mistake("--out is for --prompts FILE.jsonl; a single text goes to the terminal.")
+            raise UsageError("--out is for --prompts FILE.jsonl; a single text goes to the terminal.")
         return
     if args.prompt or args.context is not None:
-        raise Mistake("--prompts goes with neither --prompt nor --context: each line has its own prompt.")
+        raise UsageError("--prompts goes with neither --prompt nor --context: each line has its own prompt.")
     if args.out is None:
-        raise Mistake("--prompts needs --out FILE.jsonl, where the texts go.")
+        raise UsageError("--prompts needs --out FILE.jsonl, where the texts go.")
     readable_file("--prompts", args.prompts)
     writable_file("--out", args.out)
     for option, path in (("--prompts", args.prompts), ("--out", args.out)):
         if path.exists() and path.stat().st_size > LARGEST:
-            raise Mistake(f"{option} {path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read.")
+            raise UsageError(
+                f"{option} {path} has {path.stat().st_size:,} bytes; at most {LARGEST:,} are read."
+            )
     if args.out.exists() and args.out.samefile(args.prompts):
-        raise Mistake(f"--out {args.out} is the file of the prompts: give another one.")
+        raise UsageError(f"--out {args.out} is the file of the prompts: give another one.")
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """What each line says: its prompt, or an error; blank lines at the end do not count."""
+    """For each line its prompt, or an error; blank lines at the end do not count."""
     lines = path.read_bytes().rstrip().split(b"\n")
     if lines == [b""]:
-        raise Mistake(f'--prompts {path} is empty; a line is an object like {{"prompt": "Once upon"}}.')
+        raise UsageError(f'--prompts {path} is empty; a line is an object like {{"prompt": "Once upon"}}.')
     return [_parsed(line) for line in lines]
 
 
@@ -60,12 +62,12 @@ def _parsed(line: bytes) -> dict[str, Any]:
     try:
         json.dumps([found.get("id"), found["prompt"]], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return {"error": "the line has half of a character (a lone surrogate)."}
+        return {"error": "the line has an incomplete character (a lone surrogate)."}
     return {name: found[name] for name in ("id", "prompt") if name in found}
 
 
 def kept(path: Path, lines: list[dict[str, Any]], made_with: dict[str, Any]) -> int:
-    """How many texts an earlier command left in the file, complete; a line that was cut off is taken out."""
+    """The number of complete texts that an earlier command wrote; a line that was cut off is removed."""
     if not path.exists():
         return 0
     data = path.read_bytes()
@@ -84,7 +86,7 @@ def kept(path: Path, lines: list[dict[str, Any]], made_with: dict[str, Any]) -> 
             raise _foreign(path, count + 1)
         count += 1
     if len(whole) < len(data):
-        # Only a line that such a command began and did not finish may be taken out.
+        # Only a line that such a command began and did not finish may be removed.
         tail, begins = data[len(whole) :], f'{{"line": {count + 1}, '.encode()
         if not tail.startswith(begins) and not begins.startswith(tail):
             raise _foreign(path, count + 1)
@@ -93,15 +95,15 @@ def kept(path: Path, lines: list[dict[str, Any]], made_with: dict[str, Any]) -> 
     return count
 
 
-def _foreign(path: Path, line: int) -> Mistake:
-    return Mistake(
+def _foreign(path: Path, line: int) -> UsageError:
+    return UsageError(
         f"--out {path} has something else in line {line} than this command would write there: give another "
         "file, or remove it to begin again."
     )
 
 
 def run(args: argparse.Namespace, model: Any, tokenizer: Any, choice: Choice) -> int:
-    """Writes a line for every line of the prompts; 1 where some could not be used."""
+    """Writes a line for every line of the prompts; exit code 1 where some could not be used."""
     lines = lines_of(args.prompts)
     made_with = {"tokens": args.tokens, **asdict(choice)}
     begun = kept(args.out, lines, made_with)
@@ -117,7 +119,7 @@ def run(args: argparse.Namespace, model: Any, tokenizer: Any, choice: Choice) ->
                 written += 1
         except KeyboardInterrupt:
             raise Stopped(
-                f"stopped with {written:,} of {len(lines):,} lines in {args.out}; the same command goes on "
+                f"stopped with {written:,} of {len(lines):,} lines in {args.out}; the same command continues "
                 "there."
             ) from None
     progress.end()
@@ -137,7 +139,7 @@ def _in_order(
     lines: list[dict[str, Any]],
     begun: int,
 ) -> Iterator[dict[str, Any]]:
-    """What is to be said of each line from `begun` on; a text that is finished early waits for others."""
+    """The record of each line from `begun` on, in order; a text that is finished early waits for others."""
     from cosformer.models.batching import generate_many
 
     numbers: list[int] = []
@@ -146,7 +148,7 @@ def _in_order(
         if "error" not in line:
             try:
                 ids = _ids(tokenizer, model.config, line["prompt"], args.tokens)
-            except Mistake as error:
+            except UsageError as error:
                 line["error"] = str(error)
                 continue
             if number >= begun:

@@ -1,4 +1,4 @@
-"""`cosformer info`: what is here, what each backend can do with it, and whether it is right."""
+"""`cosformer info`: versions, devices, which backends are available, and whether they compute correctly."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def words(data: dict[str, Any]) -> str:
-    """`gather()`, or the part of it that is given, for reading."""
+    """`gather()`, or a part of it, as text."""
     return "\n".join(([*_packages(data), ""] if "versions" in data else []) + _machine(data))
 
 
@@ -166,7 +166,7 @@ def arguments(p: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.json:  # what is known at once is said at once
+    if not args.json:  # printed before PyTorch is imported
         print("\n".join([*_packages(packages()), ""]), flush=True)
     data = gather()
     verdicts = []

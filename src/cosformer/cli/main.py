@@ -1,4 +1,4 @@
-"""The command itself: which subcommands there are, and what is said when one cannot go on."""
+"""The command itself: its subcommands, and how their errors are reported."""
 
 import errno
 import os
@@ -21,10 +21,10 @@ from cosformer.cli import (
     serve,
     train,
 )
-from cosformer.cli.mistakes import (
+from cosformer.cli.errors import (
     KEPT,
-    Mistake,
     Stopped,
+    UsageError,
     about,
     capitalised,
     full_disk,
@@ -87,16 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = COMMANDS[args.command].run(args)
         sys.stdout.flush()
         return code
-    except Mistake as mistake:
-        return _say(args.command, str(mistake), 2)
+    except UsageError as error:
+        return _say(args.command, str(error), 2)
     except Failed as failed:
         return _say(args.command, str(failed), 1)
     except Stopped as stopped:
-        print(file=sys.stderr)  # a progress bar may stand in the line
+        print(file=sys.stderr)  # a progress bar may be in the line
         return _say(args.command, str(stopped), 130)
     except KeyboardInterrupt:
         return _say(args.command, "stopped.", 130)
-    except BrokenPipeError:  # `cosformer info | head`: whoever read has seen enough
+    except BrokenPipeError:  # `cosformer info | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Options that teach: a typo gets the word that was meant, a mistake one sentence and exit code 2."""
+"""The argument parser: a typo gets a suggestion, an error is one sentence and exit code 2."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from cosformer.cli.mistakes import capitalised, printable
+from cosformer.cli.errors import capitalised, printable
 from cosformer.registry import nearest
 
 
@@ -15,7 +15,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """No abbreviations (a typo would pass for one), no page of usage for a mistake."""
+    """Without abbreviations (a typo could pass for one), and without the usage text in errors."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.setdefault("allow_abbrev", False)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, left = self.parse_known_args(args, namespace)
-        if hasattr(found, "settings"):  # NAME=VALUE words may stand anywhere, also behind options
+        if hasattr(found, "settings"):  # NAME=VALUE words may be anywhere, also after options
             found.settings += [word for word in left if not word.startswith("-")]
             left = [word for word in left if word.startswith("-")]
         if left:
@@ -65,17 +65,17 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 def positive_int(word: str) -> int:
     if not word.isascii() or not word.isdigit() or not word.strip("0"):
-        raise argparse.ArgumentTypeError(f"a positive whole number is wanted, not {word!r}")
+        raise argparse.ArgumentTypeError(f"a positive whole number is expected, not {word!r}")
     if len(word.lstrip("0")) > 9:
         raise argparse.ArgumentTypeError(
-            f"a number below 1,000,000,000 is wanted, not one of {len(word)} digits"
+            f"a number below 1,000,000,000 is expected, not one of {len(word)} digits"
         )
     return int(word)
 
 
 def seed(word: str) -> int:
     if not word.isascii() or not word.isdigit() or len(word) > 10 or int(word) >= 2**32:
-        raise argparse.ArgumentTypeError("a whole number from 0 to 4,294,967,295 is wanted")
+        raise argparse.ArgumentTypeError("a whole number from 0 to 4,294,967,295 is expected")
     return int(word)
 
 
@@ -89,7 +89,7 @@ def number(low: float, high: float) -> Callable[[str], float]:
             value = float("nan")
         if not low < value <= high:
             bounds = f"above {low:g}" + ("" if high == float("inf") else f" and at most {high:g}")
-            raise argparse.ArgumentTypeError(f"a number {bounds} is wanted, not {word!r}")
+            raise argparse.ArgumentTypeError(f"a number {bounds} is expected, not {word!r}")
         return value
 
     return read

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from cosformer.cli.mistakes import Mistake, writable_folder
+from cosformer.cli.errors import UsageError, writable_folder
 from cosformer.cli.parser import Parser
 
 HELP = "a page (HTML) and Markdown from the records of runs and benchmarks"
@@ -32,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
 
     for option, folder in (("--results", args.results), ("--benchmarks", args.benchmarks)):
         if folder.is_file():
-            raise Mistake(f"{option} {folder} is a file; the folder of the records is wanted.")
+            raise UsageError(f"{option} {folder} is a file; the folder of the records is expected.")
     if not args.results.is_dir() and not args.benchmarks.is_dir():
-        raise Mistake(
+        raise UsageError(
             f"there are no records: neither the folder {args.results} nor {args.benchmarks} exists. Run this "
             "in the root of the project, or say where they are with --results and --benchmarks."
         )
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
             document = report(args.results, args.benchmarks)
             written = write(document, writable_folder("--out", args.out))
     except RecordError as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
     for path in written:
         print(path)
     return 0

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cosformer.cli.mistakes import Mistake
+from cosformer.cli.errors import UsageError
 from cosformer.cli.parser import Parser, did_you_mean
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -42,7 +42,7 @@ def arguments(parser: Parser) -> None:
 def run(args: Any) -> int:
     words = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not words:
-        raise Mistake("a program is missing: cosformer run -- PROGRAM, a file FILE.py, or -m MODULE")
+        raise UsageError("a program is missing: cosformer run -- PROGRAM, a file FILE.py, or -m MODULE")
     program, words = _program(words)
     before = sys.argv
     sys.argv = words
@@ -52,7 +52,7 @@ def run(args: Any) -> int:
         return _code(left.code)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # what goes wrong in somebody else's program is told by its traceback
+    except BaseException:  # errors of the other program keep their traceback
         traceback.print_exc()
         return 1
     finally:
@@ -60,32 +60,34 @@ def run(args: Any) -> int:
 
 
 def _program(words: list[str]) -> tuple[Callable[[], Any], list[str]]:
-    """What runs the program, and sys.argv for it."""
+    """The function that runs the program, and sys.argv for it."""
     name, *rest = words
     if _PYTHON.fullmatch(Path(name).name):  # this one is running already
         if not rest or not (rest[0] in ("-c", "-m") or rest[0].endswith(".py")):
-            raise Mistake(f"{name} must be followed by -c CODE, -m MODULE or FILE.py, and by no other option")
+            raise UsageError(
+                f"{name} must be followed by -c CODE, -m MODULE or FILE.py, and by no other option"
+            )
         words, (name, *rest) = rest, rest
     if name == "-c":
         if not rest:
-            raise Mistake("-c needs Python code")
+            raise UsageError("-c needs Python code")
         return lambda: _run_code(rest[0]), ["-c", *rest[1:]]
     if name == "-m":
         if not rest:
-            raise Mistake("-m needs the name of a module")
+            raise UsageError("-m needs the name of a module")
         module = rest[0]
         if not _there(module):
-            raise Mistake(f"there is no module {module!r}")
+            raise UsageError(f"there is no module {module!r}")
         return lambda: _nothing(runpy.run_module(module, run_name="__main__", alter_sys=True)), rest
     if name.endswith(".py"):
         if not Path(name).is_file():
-            raise Mistake(f"there is no file {name}")
-        # As `python FILE` has it: the folder of the file is looked in first.
+            raise UsageError(f"there is no file {name}")
+        # As with `python FILE`, the folder of the file comes first on the path.
         sys.path.insert(0, str(Path(name).resolve().parent))
         return lambda: _nothing(runpy.run_path(name, run_name="__main__")), words
     commands: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group="console_scripts")}
     if name not in commands:
-        raise Mistake(
+        raise UsageError(
             f"no installed package has a command {name!r} (files end in .py, modules follow -m)."
             f"{did_you_mean(name, commands)}"
         )
@@ -104,16 +106,16 @@ def _run_code(text: str) -> None:
 def _there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except (ImportError, ValueError):  # the package around it is not there, or it is no name
+    except (ImportError, ValueError):  # the parent package is missing, or it is no valid name
         return False
 
 
 def _nothing(_: object) -> None:
-    """A file or module leaves its variables, which are no exit code."""
+    """For runpy, which returns the variables of a module and no exit code."""
 
 
 def _code(left: Any) -> int:
-    """An exit code as the interpreter makes one of what a program leaves."""
+    """The exit code that the interpreter would make of a program's result."""
     if left is None:
         return 0
     if isinstance(left, int):

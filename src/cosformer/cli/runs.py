@@ -1,4 +1,4 @@
-"""What `train` and `compare` share: a recipe with settings from the command line, and what is said when its
+"""Shared by `train` and `compare`: a recipe with settings from the command line, and the messages when
 training ends early."""
 
 import argparse
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer import recipe_files
-from cosformer.cli.mistakes import Mistake, Stopped, full_disk, needs_models, writable_file, writable_folder
+from cosformer.cli.errors import Stopped, UsageError, full_disk, needs_models, writable_file, writable_folder
 from cosformer.cli.parser import Parser, did_you_mean, one_of
 
 SCALES = ("tiny", "small", "paper")
@@ -20,7 +20,7 @@ NESTED = ("model", "task_settings")
 
 
 class Failed(Exception):
-    """The run itself went wrong, and nobody mistyped: exit code 1."""
+    """The run itself failed, and not because of the command line: exit code 1."""
 
 
 def add(p: Parser) -> None:
@@ -28,10 +28,10 @@ def add(p: Parser) -> None:
     settings = p.add_argument(
         "settings", nargs="*", metavar="NAME=VALUE", help="settings that differ from the recipe's"
     )
-    settings.required = False  # or argparse would miss them beside a missing recipe
+    settings.required = False  # or argparse would list them as missing together with the recipe
     p.add_argument("--scale", type=one_of(*SCALES), default="small", help="tiny, small (default) or paper")
     p.add_argument("--results", type=Path, help="file of records (default: results/<task>.jsonl)")
-    p.add_argument("--fresh", action="store_true", help="start again instead of going on from a checkpoint")
+    p.add_argument("--fresh", action="store_true", help="start again instead of continuing from a checkpoint")
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -40,17 +40,19 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise Mistake(f"{word!r} is no setting; NAME=VALUE is wanted, for example steps=100.")
+            raise UsageError(f"{word!r} is no setting; NAME=VALUE is expected, for example steps=100.")
         try:
             value = json.loads(text)
         except ValueError:
             value = {"True": True, "False": False, "None": None}.get(text, text)
         outer, dot, inner = name.partition(".")
         if dot and outer not in NESTED:
-            raise Mistake(f"{name!r} leads nowhere: only model and task_settings have settings of their own.")
+            raise UsageError(f"{outer!r} has no settings of its own: only model and task_settings have.")
         if name in NESTED and not isinstance(value, dict):
             example = {"model": "hidden_size=64", "task_settings": "length=512"}[name]
-            raise Mistake(f"{word!r} is no setting: {name} has its own; write {name}.{example}, for example.")
+            raise UsageError(
+                f"{word!r} is no setting: {name} has its own; write {name}.{example}, for example."
+            )
         if dot:
             found.setdefault(outer, {})[inner] = value
         else:
@@ -59,25 +61,25 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
 
 
 def build(recipe: str, scale: str, attention: str, words: Sequence[str], option: str = "--attention") -> Any:
-    """The run of a recipe; what is wrong with it is the user's to put right. `option` chose the attention."""
+    """The run of a recipe; its errors are UsageErrors. `option` is the one that names the attention."""
     settings = overrides(words)
     try:
         recipe_files.check(recipe)
     except (ValueError, FileNotFoundError) as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
     with needs_models():
         from cosformer.attention import names
         from cosformer.tasks import build as build_task
         from cosformer.training import model
     for name, instead in (("scale", "--scale"), ("attention", option)):
         if name in settings:
-            raise Mistake(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
+            raise UsageError(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
     try:
         run = _of_recipe(recipe, scale=scale, attention=attention, **settings)
         if attention not in names():  # a recipe may bring its own
             hint = did_you_mean(attention, names()) or f" There are {', '.join(names())}."
-            raise Mistake(f"{option}: {attention!r} is not known.{hint}")
-        # Wrong settings of the task or of the model come to light here, and not in the middle of a run.
+            raise UsageError(f"{option}: {attention!r} is not known.{hint}")
+        # Wrong settings of the task or of the model raise here, and not in the middle of a run.
         task = build_task(run.task, **run.task_settings)
         model.refuse_what_does_not_fit(run, task)
         model.initial(run)
@@ -86,15 +88,15 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
                 f"compile_backend must be one of {', '.join(backends)}, but got {run.compile_backend!r}."
             )
     except (ValueError, TypeError, FileNotFoundError) as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
     except (SyntaxError, ImportError) as error:
-        raise Mistake(f"recipe {recipe} cannot be read: {error}.") from None
+        raise UsageError(f"recipe {recipe} cannot be read: {error}.") from None
     return run
 
 
 def _of_recipe(recipe: str, **settings: Any) -> Any:
-    """The run that a recipe makes. A recipe is a program of the user: what goes wrong in it is told with the
-    line it went wrong in."""
+    """The run that a recipe builds. A recipe is a program of the user: its errors are reported with their
+    line."""
     from cosformer.training import recipes
 
     try:
@@ -107,7 +109,7 @@ def _of_recipe(recipe: str, **settings: Any) -> Any:
         if line is None and not recipe.endswith(".py"):
             raise
         said = ": ".join(filter(None, [type(error).__name__, str(error).partition("\n")[0]])).rstrip(".")
-        raise Mistake(
+        raise UsageError(
             f"recipe {recipe} failed{'' if line is None else f' in line {line}'}: {said}."
         ) from None
 
@@ -122,7 +124,7 @@ def _compilers() -> list[str]:
 
 
 def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]) -> dict[str, Any]:
-    """Trains one run, or goes on with it; `again` is the command that does so."""
+    """Trains one run, or continues it; `again` is the command that does so."""
     from cosformer.peers import PeerFailed
     from cosformer.training import Diverged, Interrupted, checkpoint
     from cosformer.training import train as train_
@@ -131,22 +133,22 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     try:
         device_of(run)
     except RuntimeError as error:
-        raise Mistake(str(error)) from None
+        raise UsageError(str(error)) from None
     if not finished(folder, args):  # else nothing has to be written
         writable_file("--results", results(run.task, args))
         writable_folder("--folder", folder)
     try:
         record: dict[str, Any] = train_(run, folder, resume=not args.fresh, results=args.results)
     except Interrupted as stopped:
-        raise Stopped(f"{stopped}. Kept in {folder}; go on with: {shlex.join(again)}") from None
+        raise Stopped(f"{stopped}. Kept in {folder}; continue with: {shlex.join(again)}") from None
     except KeyboardInterrupt:
         raise Stopped(
-            f"stopped at once; checkpoints in {folder} are whole. Go on with: {shlex.join(again)}"
+            f"stopped at once; checkpoints in {folder} are whole. Continue with: {shlex.join(again)}"
         ) from None
     except (Diverged, PeerFailed) as error:
         raise Failed(str(error)) from None
     except (ValueError, FileExistsError, FileNotFoundError) as error:
-        raise Mistake(
+        raise UsageError(
             str(error).replace("(resume=False; --fresh on the command line)", "(--fresh)")
         ) from None
     except Exception as error:
@@ -154,15 +156,15 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
             raise
         last = max(checkpoint.steps(folder), default=None)
         kept = f"{folder / checkpoint.name(last)} is kept" if last else f"{folder} has no checkpoint yet"
-        raise Mistake(
-            f"the disk is full; {kept}. Free some space and go on with: {shlex.join(again)}"
+        raise UsageError(
+            f"the disk is full; {kept}. Free some space and continue with: {shlex.join(again)}"
         ) from None
     return record
 
 
 def repeated(words: Sequence[str]) -> list[str]:
-    """Settings for the command that goes on: of one that was given several times the last, which counted. All
-    of `model` at once undoes what was said of its settings before."""
+    """Settings for the command that continues a run: of a setting that was given several times, the last one.
+    A value for all of `model` replaces earlier settings inside it."""
     kept: dict[str, str] = {}
     for word in words:
         name = word.partition("=")[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cosformer.cli import devices
+from cosformer.cli.errors import UsageError, readable_file
 from cosformer.cli.generate import load
-from cosformer.cli.mistakes import Mistake, readable_file
 from cosformer.cli.parser import Parser, positive_int
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ def arguments(p: Parser) -> None:
 
 def port(word: str) -> int:
     if not word.isascii() or not word.isdigit() or int(word[:6]) > 65_535:
-        raise argparse.ArgumentTypeError(f"a number from 0 to 65,535 is wanted, not {word!r}")
+        raise argparse.ArgumentTypeError(f"a number from 0 to 65,535 is expected, not {word!r}")
     return int(word)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound, before minutes are spent on loading."""
+    """A bound socket, so that an error comes before the model is loaded."""
     found = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -64,16 +64,16 @@ def listen(host: str, port: int) -> socket.socket:
         if found is not None:
             found.close()
         reason = getattr(error, "strerror", None) or str(error)
-        raise Mistake(f"--host {host} --port {port} cannot be listened on: {reason.lower()}.") from None
+        raise UsageError(f"--host {host} --port {port} cannot be listened on: {reason.lower()}.") from None
     return found
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.folder.is_dir():
-        raise Mistake(f"there is no folder {args.folder}; give one that holds a saved model or a run.")
+        raise UsageError(f"there is no folder {args.folder}; give one that holds a saved model or a run.")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise Mistake(f'the package {missing[0]} is missing: pip install "cosformer[models,serve]".')
+        raise UsageError(f'the package {missing[0]} is missing: pip install "cosformer[models,serve]".')
     template = None
     if args.chat_template is not None:
         template = readable_file("--chat_template", args.chat_template).read_text("utf-8", errors="replace")
@@ -96,9 +96,9 @@ def _serve(
     app = application(name, model, tokenizer, batch_size=args.batch_size)
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
-    except Exception as error:  # whatever a template may do
+    except Exception as error:  # a template can raise anything
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise Mistake(f"the chat template cannot be used: {said}; give another --chat_template.") from None
+        raise UsageError(f"the chat template cannot be used: {said}; give another --chat_template.") from None
     listening.listen(2048)  # a client that reads the line below may connect at once
     host, bound = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host

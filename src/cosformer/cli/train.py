@@ -9,9 +9,9 @@ from cosformer.cli import runs
 from cosformer.cli.parser import Parser
 from cosformer.terminal import seconds, size
 
-HELP = "train a recipe; goes on where it was stopped"
+HELP = "train a recipe; continues where it was stopped"
 DESCRIPTION = f"""Trains a recipe and appends a record of it to the results. Stopped with Ctrl-C it leaves a
-checkpoint, and the same command goes on from there.
+checkpoint, and the same command continues from there.
 
 {runs.SETTINGS}"""
 EXAMPLES = """examples:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     again += ["--results", str(args.results)] if args.results else []
     finished = runs.finished(folder, args)
     record = runs.train(chosen, folder, args, again)
-    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+    if os.environ.get("RANK", "0") != "0":  # only the first process prints
         return 0
     if finished:
         print(f"Nothing was trained: {folder} holds this run, finished; --fresh trains it again.")
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from cosformer import record_file
 
     recorded = runs.results(record["task"], args)
-    # A finished run may lie where nothing can be written.
+    # A finished run may be on a read-only disk.
     there = "" if record_file.holds(recorded, record, "id") else "not "
     print(f"Kept in {folder}; {there}recorded in {recorded}")
     return 0

@@ -1,6 +1,6 @@
-"""What a trained model looks at: the weights of any mechanism, by giving it the identity for values.
+"""Attention maps of a trained model, for any mechanism, with the identity as values.
 
-o_i = sum_j w_ij v_j with v_j the j-th unit vector is the row w_i: no mechanism has to hand out its weights.
+o_i = sum_j w_ij v_j with v_j the j-th unit vector is the row w_i: no mechanism has to return its weights.
 """
 
 from typing import Any
@@ -19,13 +19,13 @@ def attention_maps(model: Any, ids: Tensor) -> list[Tensor]:
         q, k, _ = args
         length, heads = k.shape[1], k.shape[2]
         unit = torch.eye(length, dtype=q.dtype)[None, :, None].expand(1, length, heads, length)
-        handles.pop().remove()  # the call below would come here again
+        handles.pop().remove()  # the call below would run this hook again
         weights = mechanism(q, k, unit, causal=kwargs["causal"])
         assert isinstance(weights, Tensor)
         found.append(weights[0].transpose(0, 1))
 
     mechanisms = [m for m in model.modules() if isinstance(m, Attention)]
-    # Hooked from the last layer to the first, so that the one whose turn it is stands at the end.
+    # Hooked from the last layer to the first, so that the hook of the current layer is the last in the list.
     handles = [m.register_forward_pre_hook(look, with_kwargs=True) for m in reversed(mechanisms)]
     with torch.inference_mode():
         model(ids, use_cache=False)
@@ -33,7 +33,8 @@ def attention_maps(model: Any, ids: Tensor) -> list[Tensor]:
 
 
 def most_concentrated(weights: Tensor) -> tuple[int, Tensor]:
-    """Of [H, T, T] the head whose rows have the least entropy, each row over its largest weight: [T, T]."""
+    """The index of the head of [H, T, T] whose rows have the least entropy, and its map [T, T], each row
+    divided by its largest weight."""
     share = weights / weights.sum(-1, keepdim=True).clamp_min(1e-9)
     entropy = -(share * share.clamp_min(1e-9).log()).sum((-2, -1))
     head = int(entropy.argmin())
@@ -41,5 +42,5 @@ def most_concentrated(weights: Tensor) -> tuple[int, Tensor]:
 
 
 def over_largest(weights: Tensor) -> Tensor:
-    """Each row over its largest weight."""
+    """Each row divided by its largest weight."""
     return weights / weights.amax(-1, keepdim=True).clamp_min(1e-9)

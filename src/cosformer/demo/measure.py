@@ -1,6 +1,6 @@
-"""What a saved model costs: the time and the memory to read contexts of growing length, the time of the next
-token, and the memory of a training step. Models are measured one after the other in a process of their own
-(`python -m cosformer.demo.measure SETTINGS FOLDER ...`), where nothing else takes memory."""
+"""Costs of a saved model: time and memory to read contexts of growing length, the time of the next token, and
+the memory of a training step. Models are measured one after the other in a separate process
+(`python -m cosformer.demo.measure SETTINGS FOLDER ...`), where nothing else uses memory."""
 
 import json
 import os
@@ -17,9 +17,9 @@ import torch
 from cosformer import machine
 from cosformer.demo.settings import Settings
 
-# Freed memory has to leave the process at once, or the peak would count what is no longer in use.
+# Freed memory has to be returned to the system at once, or the peak would count memory no longer in use.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-NEXT = 8  # tokens decoded behind a context
+NEXT = 8  # tokens decoded after a context
 SLOW = 20.0  # seconds; a context that would take longer is not read
 
 
@@ -52,7 +52,7 @@ class Peak:
 
 
 def contexts(model: Any, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
-    """From short to long, as far as patience goes."""
+    """From short to long, until one would take longer than SLOW."""
     from cosformer.models import CosformerCache
 
     found: list[dict[str, Any]] = []
@@ -90,9 +90,9 @@ def contexts(model: Any, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
 def training_memory(model: Any, settings: Settings) -> int | None:
     """Peak of a forward and backward pass over a batch of the training."""
     run = settings.run("cosformer")  # the batch is the same for both
-    batch = torch.randint(256, (run.batch, run.task_settings["length"]))
+    batch = torch.randint(256, (run.batch_size, run.task_settings["length"]))
     peak = Peak()
-    model(batch[:1], labels=batch[:1]).loss.backward()  # the gradients are there afterwards, as in training
+    model(batch[:1], labels=batch[:1]).loss.backward()  # allocates the gradients, as in training
     peak.reset()
     model(batch, labels=batch).loss.backward()
     return peak.extra()

@@ -1,6 +1,6 @@
 """The demonstration's models as a recipe: small language models over the bytes of Python's standard library,
-for two CPU cores. The same for both attentions, but that windows tell a cosFormer's heads where to look, and
-rotary positions softmax's; neither has parameters.
+for two CPU cores. The same for both attentions, except that cosFormer has a window in every head, and
+softmax rotary positions; neither adds parameters.
 """
 
 from typing import Any
@@ -10,25 +10,25 @@ from cosformer.training.recipes import Table
 
 
 def _windows(*of_layers: list[int]) -> dict[str, Any]:
-    """Of the heads of each layer of the cosFormer: near ones first, far ones last."""
+    """The windows of the heads of each layer of the cosFormer, from narrow to wide."""
     return {"model": {"position": "none", "attention_parameters": [{"windows": w} for w in of_layers]}}
 
 
 _SMALL = {
     "task_settings": {"length": 512, "held_out": 65536},
-    # For softmax, whose positions end there; cosFormer has windows in every head and no end.
+    # For softmax, whose positions have a greatest length; cosFormer has windows in every head and no limit.
     "model": {
         "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
         "max_position_embeddings": 65536,
     },
-    "steps": 800, "batch": 4,
+    "steps": 800, "batch_size": 4,
 }  # fmt: skip
 _FAR = _windows([2, 4, 8, 16], [4, 8, 32, 64], [8, 32, 128, 512], [16, 64, 512, 512])
 TABLE = Table(
     task="python",
     shared={
-        "model": {"initializer_range": 0.06},  # so few steps cannot make up for a slow start
-        "learning_rate": 3e-3, "weight_decay": 0.01, "eval_batch": 8, "log_every": 10, "device": "cpu",
+        "model": {"initializer_range": 0.06},  # larger than the default, for a run of few steps
+        "learning_rate": 3e-3, "weight_decay": 0.01, "eval_batch_size": 8, "log_every": 10, "device": "cpu",
         "data": "loader",
     },
     tiny={
@@ -37,10 +37,10 @@ TABLE = Table(
             "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
             "max_position_embeddings": 4096,
         },
-        "steps": 10, "batch": 2,
+        "steps": 10, "batch_size": 2,
     },
     small=_SMALL,
-    paper=_SMALL,  # nobody has published it
+    paper=_SMALL,  # there is no published setting
     attention={"softmax": {"model": {"position": "rotary"}}},
     attention_at={
         ("cosformer", "tiny"): _windows([2, 4], [8, 64]), ("cosformer", "small"): _FAR,

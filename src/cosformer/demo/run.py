@@ -1,5 +1,5 @@
-"""The demonstration from end to end. Each part is written down when it is finished, so that one that was
-stopped goes on from the last of them."""
+"""The demonstration from end to end. Each part is recorded when it is finished, so that a demonstration that
+was stopped continues after the last one."""
 
 import json
 import shutil
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from cosformer import tasks
+from cosformer.atomic import replace
 from cosformer.demo import measure, training
 from cosformer.demo.maps import attention_maps, most_concentrated, over_largest
 from cosformer.demo.settings import Settings
 from cosformer.demo.training import RESULTS, RUNS
 from cosformer.reading import json_object
-from cosformer.report.files import replace
 from cosformer.report.sections.demo import MECHANISMS, document
 from cosformer.report.write import PLOTS, write
 from cosformer.terminal import Progress
 
 RECORD = "record.json"
 WRITTEN = ("report.html", "report.md", PLOTS, RUNS, RESULTS, *MECHANISMS)
-# Long enough to say how deep lines are indented here; blanks would go on for ever otherwise.
+# Long enough to show the indentation; the model would otherwise continue with blanks.
 PROMPT = """class Reader:
     \"\"\"Reads files.\"\"\"
 
@@ -37,12 +37,12 @@ TEMPERATURE = 0.9
 
 
 class Occupied(ValueError):
-    """The folder holds what would be written over."""
+    """The folder holds files that would be overwritten."""
 
 
 class Demo:
-    """A folder with what is finished so far: record.json, and the two models. One of other settings is
-    begun anew only where `fresh` says so, and what is not a demonstration's is never written over."""
+    """A folder with the finished parts: record.json, and the two models. A demonstration with other settings
+    is replaced only with `fresh`, and other files are never overwritten."""
 
     def __init__(
         self, folder: Path, settings: Settings, machine: dict[str, Any], progress: Progress,
@@ -87,7 +87,7 @@ class Demo:
         ]
 
     def run(self) -> Path:
-        """Whatever is not finished; then the page."""
+        """Runs the parts that are not finished, then renders the page."""
         for name, work in self._parts():
             if name not in self.record:
                 self.record[name] = work()
@@ -105,7 +105,7 @@ class Demo:
 
         found = training.train(self.settings, self.record["steps"], self.folder, self.progress)
         for name in MECHANISMS:
-            # Beside each other and with a tokenizer, so that `cosformer generate` finds them.
+            # In one folder each, with a tokenizer, so that `cosformer generate` can load them.
             model = self._from(found["models"][name]["best"])
             model.save_pretrained(self.folder / name)
             byte_tokenizer(max_length=model.config.max_position_embeddings).save_pretrained(
@@ -140,8 +140,8 @@ class Demo:
         return found
 
     def _map(self, model: Any, layer: int, weights: Tensor) -> dict[str, Any]:
-        """One head of a layer: of the cosFormer further heads in deeper layers, so that their windows show;
-        of softmax the one that looks at the fewest tokens."""
+        """One head of a layer: for cosFormer, heads with wider windows in deeper layers; for softmax, the
+        head with the most concentrated weights."""
         found: dict[str, Any] = {}
         if model.config.attention_names[layer] == "cosformer":
             head = min(layer, len(weights) - 1)
@@ -185,7 +185,7 @@ def _earlier(path: Path) -> dict[str, Any]:
 
 
 def _is_whole(record: dict[str, Any]) -> bool:
-    """Whether the finished parts of a record are of their kinds."""
+    """Whether the finished parts of a record have the expected types."""
     kinds: dict[str, Any] = {"steps": int, "training": dict, "costs": dict, "maps": dict, "samples": dict}
     if not all(isinstance(record[name], kind) for name, kind in kinds.items() if name in record):
         return False

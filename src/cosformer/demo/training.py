@@ -1,5 +1,5 @@
-"""Both models learn from the same windows in the same order, one after the other, for as many steps as the
-machine has time for."""
+"""Trains both models on the same windows of text in the same order, one after the other, for as many steps as
+fit into the time."""
 
 import json
 import math
@@ -22,12 +22,12 @@ RUNS, RESULTS = "runs", "results.jsonl"
 
 
 def affordable(settings: Settings) -> int:
-    """How many steps of both models fit into the time, from passes over one batch; a tenth is left for the
-    rest of a step."""
+    """The number of steps of both models that fit into the time, estimated from passes over one batch; a
+    tenth is reserved for the rest of a step."""
     each = 0.0
     for mechanism in MECHANISMS:
         run = settings.run(mechanism)
-        batch = torch.randint(256, (run.batch, run.task_settings["length"]))
+        batch = torch.randint(256, (run.batch_size, run.task_settings["length"]))
         model = build(run, tasks.build(run.task, **run.task_settings))
         times = []
         for _ in range(TRIALS):
@@ -39,7 +39,7 @@ def affordable(settings: Settings) -> int:
 
 
 def train(settings: Settings, steps: int, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Trains both, or goes on; what was learned, as plain data: {mechanism: {curve, bits, ...}} and steps."""
+    """Trains both, or continues; returns plain data: {mechanism: {curve, bits, ...}} and steps."""
     found: dict[str, Any] = {}
     progress.start(2 * steps)
     for number, (mechanism, title) in enumerate(MECHANISMS.items()):
@@ -59,7 +59,7 @@ def train(settings: Settings, steps: int, folder: Path, progress: Progress) -> d
             "best": str(best(at).relative_to(folder)),
         }
     progress.end()
-    tokens = steps * run.batch * run.task_settings["length"]
+    tokens = steps * run.batch_size * run.task_settings["length"]
     return {"steps": steps, "tokens": tokens, "models": found}
 
 

@@ -20,7 +20,7 @@ from cosformer.ops.windows import check_windows, public
 
 
 class _Heads(NamedTuple):
-    """Key heads of one kind."""
+    """Key heads with windows, or those without."""
 
     numbers: list[int]
     all: int
@@ -38,15 +38,15 @@ class _Heads(NamedTuple):
 
 
 class SplitAttention:
-    """One call over a group. To be built with the keys and values, which sends what others need of them; then
-    called with the queries.
+    """One call over a group. Building it with the keys and values sends what other ranks
+    need of them; then it is called with the queries.
 
     Args:
         k, v: [B, L, Hk, .] of this shard.
-        shard: where it lies.
+        shard: its place in the sequence.
         key_mask: bool [B, L]; not with packed documents.
         lengths: int [B], how many columns of the whole sequence belong to each row.
-        state: what came before the whole sequence, the same on every rank.
+        state: that of everything before the whole sequence, the same on every rank.
         causal, horizon, windows, eps, backend, return_state: as in `cosformer_attention`, all given.
     """
 
@@ -73,7 +73,7 @@ class SplitAttention:
         self.plain = _Heads([i for i, w in enumerate(of_heads) if not w], k.shape[2])
         self.windowed = _Heads([i for i, w in enumerate(of_heads) if w], k.shape[2])
         self.horizon = horizon if self.plain.numbers else None
-        # Rows that look both ways see the same everywhere: the sums of all ranks, and no key by itself.
+        # Bidirectional rows see the same everywhere: the sums over all ranks.
         self.sums_are_whole = not causal and shard.packed is None
         self.common: dict[str, Any] = {"eps": eps, "backend": backend}
         if lengths is not None:
@@ -95,7 +95,7 @@ class SplitAttention:
             self.exchange.begin(sums, edge)
 
     def __call__(self, q: Tensor) -> tuple[Tensor, "Found | None"]:
-        """out [B, L, H, Dv], and the state behind the tokens of this rank where one is wanted."""
+        """out [B, L, H, Dv], and the state after the tokens of this rank where it is asked for."""
         sums, before, behind = self.exchange.end() if self.exchanges else (None, None, None)
         out_plain = out_windowed = None
         found = Found()
@@ -115,7 +115,7 @@ class SplitAttention:
     def _own_sums(self) -> list[Tensor]:
         """The state of this rank's own keys alone, for each slot that is sent."""
         k, v = self.plain.of(self.k), self.plain.of(self.v)
-        query = k.new_zeros((k.shape[0], 1, *k.shape[2:]))  # a state is wanted, and no output
+        query = k.new_zeros((k.shape[0], 1, *k.shape[2:]))  # only the state is needed, not the output
         made: dict[int, Tensor] = {}
         parts = self.shard.sent(self.causal)
         for part in parts:
@@ -129,7 +129,7 @@ class SplitAttention:
         return [made[part.documents.start] for part in parts]
 
     def _plain(self, q: Tensor, sums: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of heads without a window: out, and the sums behind each document of this shard."""
+        """Heads without a window: out, and the sums after each document of this shard."""
         q, k, v = (self.plain.of(x) for x in (q, self.k, self.v))
         if self.sums_are_whole:
             k, v = k[:, :0], v[:, :0]
@@ -151,21 +151,21 @@ class SplitAttention:
         return out, torch.cat(after) if after else None
 
     def _incoming(self, part: Part, sums: Tensor) -> CosformerState | None:
-        """What came before a part: of the call's own state, and of other ranks."""
-        came = None
+        """The state before a part: from the state of the call, and from other ranks."""
+        initial = None
         if self.state is not None:
-            came = _joined(self.state)
-            came = came if self.shard.packed is None else came[part.documents]
+            initial = _joined(self.state)
+            initial = initial if self.shard.packed is None else initial[part.documents]
         for slot in part.slots:
-            came = sums[slot] if came is None else came + sums[slot]
-        return None if came is None else self._before(part.documents, part.offset, came)
+            initial = sums[slot] if initial is None else initial + sums[slot]
+        return None if initial is None else self._before(part.documents, part.offset, initial)
 
     def _before(self, documents: slice, offset: int, sums: Tensor | None) -> CosformerState:
-        """A state of these sums (of nothing, if None) before the token that stands at `offset`."""
+        """The state with these sums (zeros if None) before the token at position `offset`."""
         rows = documents.stop - documents.start if self.shard.packed is not None else self.k.shape[0]
-        dim, value_dim, wide = self.k.shape[3], self.v.shape[3], _wide(self.k)
+        dim, value_dim, accum_dtype = self.k.shape[3], self.v.shape[3], _accum_dtype(self.k)
         if sums is None:
-            sums = self.k.new_zeros((rows, len(self.plain.numbers), 2, dim, value_dim + 1), dtype=wide)
+            sums = self.k.new_zeros((rows, len(self.plain.numbers), 2, dim, value_dim + 1), dtype=accum_dtype)
         positions = self.k.new_full((rows,), offset, dtype=torch.int64)
         seen = offset
         if self.state is not None:
@@ -173,15 +173,15 @@ class SplitAttention:
             positions = positions + (own if self.shard.packed is None else own[documents])
             seen += self.state.seen
         if self.lengths is not None and self.horizon is not None:
-            # Padding may stand beyond the horizon; that no token does was made sure of for all ranks.
+            # Padding may be beyond the horizon; that no token is was checked for all ranks.
             seen = min(seen, max(0, int(self.horizon) + 1 - self.shard.length))
         return CosformerState(sums[..., :-1], sums[..., -1], positions, seen, self.horizon)
 
     def _windowed(
         self, q: Tensor, before: Tensor | None, behind: Tensor | None
     ) -> tuple[Tensor, CosformerState | None, slice]:
-        """Of heads with a window: the call over the tokens of this rank and those around them that are in
-        reach; the state is that at the end of each document among them."""
+        """Heads with a window: the call over the tokens of this rank and the neighbours within the window;
+        the state is that at the end of each document among them."""
         shard, windows = self.shard, [self.windows[i] for i in self.windowed.numbers]
         q, k, v = (self.windowed.of(x) for x in (q, self.k, self.v))
         if self.key_mask is not None:
@@ -210,15 +210,15 @@ class SplitAttention:
         return out, after, documents
 
     def _past(self, rows: slice, start: int, windows: Sequence[int]) -> CosformerState | None:
-        """Keys and values before the whole sequence. They are out of reach of a document that begins before
-        `start`, where the tokens around the shard do: those that lie between are W - 1 already."""
+        """Keys and values before the whole sequence. Documents that begin before `start`, the first of the
+        neighbouring tokens, cannot see them: there are at least W - 1 tokens between."""
         state = self.state
         if state is None or state.keys is None or state.values is None:
             return None
         if self.shard.packed is None and start > 0:
             return None
         keys, values, positions = state.keys[rows], state.values[rows], state.positions[rows]
-        empty = keys.new_zeros((len(keys), 0, 2, keys.shape[2]), dtype=_wide(self.k))
+        empty = keys.new_zeros((len(keys), 0, 2, keys.shape[2]), dtype=_accum_dtype(self.k))
         numerator = empty.new_zeros((*empty.shape, values.shape[2]))
         return CosformerState(
             numerator, empty, positions, state.seen, None, keys, values, public(tuple(windows))
@@ -229,7 +229,7 @@ class SplitAttention:
 
 
 class Found:
-    """What a rank knows of the state behind its tokens.
+    """What a rank knows of the state after its tokens.
 
     Attributes:
         plain: sums [rows, Hn, 2, D, Dv + 1], of the rows of the batch or the documents of the shard.
@@ -249,5 +249,5 @@ def _bounds(bounds: tuple[int, ...] | None, device: torch.device) -> Tensor | No
     return None if bounds is None else torch.tensor(bounds, device=device)
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _accum_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -22,12 +22,12 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _InFlight:
-    """One tensor to all ranks, and rows of another to neighbours, on their way."""
+    """Communication in progress: one tensor to all ranks, and rows of another to neighbours."""
 
     def __init__(self, group: SequenceGroup):
         self.group, self.works = group, list[Any]()
         self.gathered: Tensor | None = None
-        self.received: dict[int, Tensor] = {}  # by the distance of the rank they are from
+        self.received: dict[int, Tensor] = {}  # by the distance of the sending rank
 
     def gather(self, x: Tensor) -> None:
         x = x.contiguous()
@@ -43,7 +43,7 @@ class _InFlight:
             x = self.received[distance] = like.new_empty(shape)
             ops.append(dist.P2POp(dist.irecv, x, group=self.group.group, group_peer=rank + distance))
         if ops:
-            self.sent = sent  # alive until they are sent
+            self.sent = sent  # kept alive until sent
             self.works += dist.batch_isend_irecv(ops)
 
     def wait(self) -> tuple[Tensor | None, dict[int, Tensor]]:
@@ -57,14 +57,14 @@ class _InFlight:
 class Exchange:
     """The one exchange of an attention: sums go to all ranks, rows at the edges of a shard to its neighbours.
 
-    `begin` sends and returns at once; `end` waits. What is computed between the two, forward, and what
-    belongs to it, backward, is computed while the network works.
+    `begin` sends and returns at once; `end` waits. Work between the two overlaps with the communication, in
+    the forward and in the backward pass.
 
     Attributes:
         senders: for each slot of the sums, the ranks whose sums are added here.
         receivers: the ranks that add those of this rank.
-        before, behind: rows wanted of the tokens before and behind the shard; a shard that is shorter than
-            that gets them from several ranks.
+        before, behind: rows needed of the tokens before and after the shard; they come from several ranks
+            where shards are shorter.
     """
 
     group: SequenceGroup
@@ -109,7 +109,7 @@ class Exchange:
 
 
 class _Begin(torch.autograd.Function):
-    """Sends. Its one output only tells autograd that `_End` comes behind it: the tensors are on their way."""
+    """Sends. Its one output only tells autograd that `_End` follows it; the tensors are in flight."""
 
     @staticmethod
     def forward(ctx: Any, x: Exchange, sums: Tensor | None, edge: Tensor | None) -> Tensor:
@@ -122,7 +122,7 @@ class _Begin(torch.autograd.Function):
             sent, wanted = {}, {}
             for side in (-1, 1):
                 for distance, n in x.pieces(side):
-                    if x.is_rank(-distance):  # its rows on that side are mine
+                    if x.is_rank(-distance):  # its rows on that side belong to this rank
                         sent[-distance] = (edge[:, -n:] if side < 0 else edge[:, :n]).contiguous()
                     if x.is_rank(distance):
                         wanted[distance] = (edge.shape[0], n, *edge.shape[2:])
@@ -200,7 +200,7 @@ def _joined(x: Exchange, received: dict[int, Tensor], side: int) -> Tensor:
 
 
 class _Tie(torch.autograd.Function):
-    """`out`, and no gradient for the others: they are of the graph, whether anything reads them or not."""
+    """`out`; the others become part of its graph, with no gradient, whether anything reads them or not."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, *others: Tensor) -> Tensor:
@@ -213,7 +213,8 @@ class _Tie(torch.autograd.Function):
 
 
 def tie(out: Tensor, *others: Tensor | None) -> Tensor:
-    """out, behind the others: every rank takes part in the backward of an exchange, or the rest waits."""
+    """out, made to depend on the others: every rank must run the backward of an exchange, or the rest
+    waits."""
     tied: Tensor = _Tie.apply(out, *(x for x in others if x is not None))
     return tied
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cosformer.ops.checks import positive_int
 
-_MESSAGE = 1024  # bytes of what a rank says of its call
+_MESSAGE = 1024  # bytes of a rank's description of its call
 
 
 class SequenceParallelError(RuntimeError):
@@ -45,7 +45,7 @@ class SequenceGroup:
                 f"process {dist.get_rank()} is not a member of this sequence group: give each process the "
                 'group it belongs to, as mesh["sequence"] of a DeviceMesh does.'
             )
-        # Words go between hosts where they can ("cpu:gloo,cuda:nccl"), so that no GPU is waited for.
+        # Messages go over gloo where the group has it ("cpu:gloo,cuda:nccl"), so that no GPU is waited for.
         of_hosts = "cpu:" in dist.get_backend_config(self.group)
         self.words_on = torch.device("cpu" if of_hosts else "cuda")
 
@@ -53,8 +53,8 @@ class SequenceGroup:
         return self  # a copy of a model works with the same ranks
 
     def agree(self, call: str, error: Exception | None = None) -> None:
-        """Raises on every rank where one has an error, or makes another call than the rest. It takes a
-        message between hosts; a group of NCCL alone sends it between its GPUs, and waits for them."""
+        """Raises on every rank where one has an error, or makes a different call. Costs one message between
+        hosts; a group with NCCL alone sends it between its GPUs, and waits for them."""
         if self.size == 1:
             if error is not None:
                 raise error
@@ -99,7 +99,7 @@ def sequence_group(group: AnyGroup) -> SequenceGroup:
 
 def sequence_mesh(size: int, *, device_type: str | None = None) -> DeviceMesh:
     """All processes as a mesh ("data", "sequence"): `size` neighbours share a sequence, and
-    world size / `size` of such groups work beside one another. mesh["sequence"] is the group of a process."""
+    world size / `size` such groups work in parallel. mesh["sequence"] is the group of this process."""
     from torch.distributed.device_mesh import init_device_mesh
 
     size, world = positive_int("sequence_parallel", size), dist.get_world_size()

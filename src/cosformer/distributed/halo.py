@@ -8,8 +8,8 @@ from cosformer.distributed.shard import Shard
 
 
 def with_neighbours(x: Tensor, shard: Shard, before: int, behind: int) -> tuple[Tensor, int, Tensor | None]:
-    """x [B, L, ...] with as many of the `before` and `behind` tokens around it as there are; how many came
-    before; and the documents among all of these as `cu_seqlens`, where documents are packed."""
+    """x [B, L, ...] with up to `before` and `behind` tokens of its neighbours around it; the number of tokens
+    added in front; and `cu_seqlens` of all of these, where documents are packed."""
     exchange = Exchange(shard.group, before=before, behind=behind)
     exchange.begin(None, x)
     _, left, right = exchange.end()

@@ -1,4 +1,4 @@
-"""The public function over a process group: its checks, and the state behind the whole sequence."""
+"""The public function over a process group: its checks, and the state after the whole sequence."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def sequence_parallel_attention(
     check: bool = True,
 ) -> Tensor | tuple[Tensor, CosformerState]:
     """`cosformer_attention` over a sequence that is cut into shards of L tokens: rank r of the group holds
-    tokens r L .. (r + 1) L - 1, and gets the output of these. Values and gradients are those of the whole.
+    tokens r L .. (r + 1) L - 1, and gets the output of these. Values and gradients equal those of one device.
 
     Heads without a window cost one all-gather of states forward and one backward, whatever the length; heads
     with a window W send W - 1 keys and values to a neighbour (to several, where a shard is shorter).
@@ -54,11 +54,11 @@ def sequence_parallel_attention(
         cu_seqlens: bounds of the documents in the whole sequence, the same on every rank; they may lie
             anywhere, and documents may reach over several shards.
         lengths: int [B], how many columns of the whole sequence belong to each row; the same on every rank.
-        state: what came before the whole sequence, the same on every rank.
-        return_state: also return the state behind the whole sequence, on every rank. That sends the states of
-            all rows (documents) once more.
+        state: that of everything before the whole sequence, the same on every rank.
+        return_state: also return the state after the whole sequence, on every rank, for one more
+            all-gather of the states of all rows (documents).
         check: compare the call with those of the other ranks first, so that all raise where one differs. It
-            takes a message between hosts, and asks no device.
+            costs a message between hosts, and waits for no device.
 
     Returns:
         [B, L, H, Dv]; with `return_state`, a pair of it and a `CosformerState`.
@@ -129,7 +129,7 @@ def _checked_horizon(
 def _checked_bounds(
     shard: Shard, horizon: float | None, cu_seqlens: Tensor | None, state: CosformerState | None
 ) -> tuple[int, ...] | None:
-    """The bounds of documents as numbers, after making sure that no text passes the horizon."""
+    """The bounds of documents as ints; raises if a text is longer than the horizon."""
     if cu_seqlens is None:
         last = shard.total - 1 + (0 if state is None else state.seen)
         if horizon is not None:
@@ -142,7 +142,7 @@ def _checked_bounds(
 
 
 def _final(call: SplitAttention, found: Found) -> CosformerState:
-    """The state behind the whole sequence, of each row or document from the rank where it ends."""
+    """The state after the whole sequence; of each row or document, from the rank where it ends."""
     shard, k, v, before = call.shard, call.k, call.v, call.state
     rank, size = shard.group.rank, shard.group.size
     rows = k.shape[0] if shard.packed is None else len(shard.packed) - 1
@@ -181,7 +181,7 @@ def _final(call: SplitAttention, found: Found) -> CosformerState:
         seen = int(positions.max())
     state = replace(state, positions=positions, seen=seen)
     if found.plain is not None:
-        # Masked keys add nothing: behind the last rank are the sums of every row.
+        # Masked keys add nothing: the last rank has the sums of every row.
         last = owner if shard.packed is not None else torch.full_like(owner, size - 1)
         was = None if before is None else torch.cat([before.numerator, before.denominator[..., None]], -1)
         sums = collected(found.plain, at, last, was)

@@ -1,4 +1,4 @@
-"""Where a shard lies in its sequence, and which documents reach over its ends."""
+"""The place of a shard in its sequence, and which documents continue on other ranks."""
 
 import itertools
 from bisect import bisect_left, bisect_right
@@ -17,7 +17,7 @@ class Part:
 
     Attributes:
         start, stop: columns of the shard.
-        documents: numbers of the documents (packed rows; else of no meaning).
+        documents: indices of the documents (packed rows only).
         bounds: of the documents inside the part; None: one document, or rows of a batch.
         slots: of the sums from other ranks, those that it adds.
         offset: position of its first token in its document.
@@ -95,10 +95,10 @@ class Shard:
         return slice(self.group.rank + 1, end + 1)
 
     def routes(self, causal: bool) -> tuple[list[slice], list[slice]]:
-        """Senders and receivers of the sums of an exchange. A slot for what comes from before, which is of
-        the senders' last documents; a second one, where a document may be seen from both sides and the first
-        and the last of a shard differ, for what comes from behind, of the senders' first ones. Rows that are
-        seen from both sides are summed over all ranks, this one too."""
+        """Senders and receivers of the sums of an exchange. Slot 0 has sums from earlier ranks, of their last
+        documents. Slot 1 has sums from later ranks, of their first documents; it exists in bidirectional
+        calls where the first and the last document of a shard differ. Bidirectional rows (not packed) are
+        summed over all ranks, this one included."""
         if causal:
             return [self.before], [self.behind]
         if self.packed is None:
@@ -118,8 +118,8 @@ class Shard:
         return Part(a - self.start, b - self.start, own, None, slots, a - self.bounds[document])
 
     def parts(self, causal: bool) -> list[Part]:
-        """Documents that reach over the ends of the shard each by itself, as they add sums of other ranks;
-        all others in one packed call."""
+        """Each document that continues on other ranks by itself, as it adds their sums; all others in one
+        packed call."""
         first, last = self.first, self.last
         if self.packed is None:
             return [self._part(0, (0,))]
@@ -144,12 +144,8 @@ class Shard:
         inside = tuple(min(max(x, a), b) - a for x in self.bounds[first : stop + 1])
         return [Part(a - self.start, b - self.start, slice(first, stop), inside, (), 0)]
 
-    def local_bounds(self, device: torch.device) -> Tensor:
-        """The documents of this shard as `cu_seqlens`."""
-        return torch.tensor(self.cut(self.start, self.stop)[1], device=device)
-
     def positions(self, device: torch.device) -> Tensor:
-        """[1, L]: where the tokens stand in their documents."""
+        """[1, L]: the positions of the tokens in their documents."""
         at = torch.arange(self.start, self.stop, device=device)
         if self.packed is None:
             return at[None]

@@ -1,4 +1,4 @@
-"""What a host model says of itself: whether cosFormer can stand in it, how far its heads see, and where."""
+"""What the configuration of a host model says: whether cosFormer can be used, and the horizon and windows."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from cosformer.ops.checks import positive
 from cosformer.ops.windows import check_windows, public
 
 NAME = "cosformer"
-# Model types whose attention was read, and is tested, to need nothing but what cosFormer can give.
+# Model types whose attention was reviewed and is tested: they need nothing that cosFormer cannot do.
 VERIFIED = ("bart", "bert", "gpt2", "llama", "roberta", "vit")
 
 
@@ -48,7 +48,7 @@ class Settings:
 
     def windows_of(self, module: nn.Module, kv_heads: int | None = None) -> tuple[int | None, ...] | None:
         """The windows of an attention module's key-value heads: what its configuration says of cosFormer,
-        else what `enable` was told. Cross-attention has none: the places of two texts do not correspond."""
+        else what `enable` was told. Cross-attention has none: positions in two texts do not correspond."""
         if is_cross(module):
             return None
         stated = getattr(module.config, "cosformer_windows", None)

@@ -1,4 +1,4 @@
-"""What cosFormer cannot give a host model, said in sentences. Nothing that is asked for is ignored."""
+"""What cosFormer cannot do for a host model, each with its sentence. No argument is ignored silently."""
 
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ WINDOW = (
     "a window (sliding or chunked), and sums over all keys cannot leave the far ones out. Set "
     "sliding_window=None in the configuration if full attention is meant"
 )
-# Passed down by the models for ends of their own; no attention has any use for them.
+# Passed down by the models for other purposes; attention does not use them.
 _HARMLESS = {
     "cache_position", "labels", "logits_to_keep", "num_items_in_batch", "output_hidden_states",
     "output_router_logits", "past_key_values", "position_embeddings", "position_ids", "return_dict",
@@ -44,7 +44,7 @@ def check_host(config: Any, settings: Settings) -> None:
 
 
 def check_demands(module: nn.Module, dropout: float, scaling: float | None, asked: dict[str, Any]) -> None:
-    """What comes with a call beside query, key, value and mask."""
+    """Checks the arguments of a call beside query, key, value and mask."""
     kind = type(module).__name__
     if dropout > 0:
         refuse(
@@ -63,7 +63,7 @@ def check_demands(module: nn.Module, dropout: float, scaling: float | None, aske
 
 
 def check_mask(mask: Tensor | None, keys: int) -> None:
-    """Only padding can be masked, [B, Tk]; a mask over pairs of query and key has no place in the sums."""
+    """Only padding can be masked, [B, Tk]; a mask over pairs of query and key cannot be applied to sums."""
     if mask is None:
         return
     if mask.dim() != 2 or mask.dtype != torch.bool:
@@ -95,7 +95,7 @@ def check_mask_function(plain: bool, local_size: int | None, use_vmap: bool) -> 
 
 
 def check_cache(q_length: int, kv_length: int, q_offset: int | Tensor, mask: Tensor | None) -> None:
-    """The keys are those of the past and of this call, with no empty places behind them."""
+    """The keys are those of the past and of this call, without empty places after them."""
     # A static cache in use counts in tensors.
     if isinstance(q_offset, Tensor) or kv_length != q_offset + q_length:
         refuse(
@@ -137,7 +137,7 @@ def check_horizon(length: int, horizon: float | None) -> None:
 
 
 def _insist(condition: Tensor, reason: str) -> None:
-    """A condition on data: a compiled graph looks at it when it runs."""
+    """Checks a condition on data; in a compiled graph, when it runs."""
     if torch.compiler.is_compiling():
         torch._assert_async(condition, f'attn_implementation="{NAME}" cannot serve this call: {reason}.')
     elif not bool(condition):

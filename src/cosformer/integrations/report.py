@@ -60,8 +60,8 @@ def _use(module: nn.Module, settings: Settings) -> tuple[bool, str]:
 
 
 def _asks_the_interface(module: nn.Module) -> bool:
-    """Whether the class chooses its attention function by name, as far as its source tells: what
-    transformers itself goes by."""
+    """Whether the source of the class chooses its attention function by name; transformers itself checks the
+    same."""
     try:
         source = inspect.getsource(type(module).forward)
     except (OSError, TypeError):

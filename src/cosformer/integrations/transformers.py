@@ -10,7 +10,7 @@ Two functions are registered under one name: the attention, and the one that mak
 the second, transformers hands over no mask at all and padding is attended to in silence.
 
 The host keeps its projections, its positions (learned or rotary, applied before the call) and its
-key-value cache, which goes on growing with the text. What is replaced is softmax(q k^T / sqrt(d)) v, by
+key-value cache, which still grows with the text. What is replaced is softmax(q k^T / sqrt(d)) v, by
 
     o_i = sum_j w_ij v_j / sum_j w_ij,   w_ij = (ReLU(q_i) . ReLU(k_j)) cos((pi/2)(i - j)/M)
 
@@ -95,7 +95,7 @@ def verify(model: nn.Module) -> None:
     """Raise unless every attention module of the model runs cosFormer.
 
     `set_attn_implementation` may change the configuration at the top and leave parts of the model as
-    they were, without a word (T5 on transformers 5.17): call this after it.
+    they were, without an error (T5 on transformers 5.17): call this after it.
     """
     uses = report(model)
     if not uses:
@@ -149,13 +149,13 @@ def _attend(
     """transformers' attention function: query (B, H, Tq, D); key and value (B, Hk, Tk, D), those of the
     cache before those of the call; mask [B, Tk] from `_key_mask`. Returns (B, Tq, H, D) and no weights."""
     refusals.check_host(module.config, _settings)
-    # GPT-2 keeps output_attentions to itself; the collector of its outputs knows.
+    # GPT-2 does not pass output_attentions on; the collector of its outputs has it.
     if not {"attentions", "cross_attentions"}.isdisjoint(_active_collector.get() or ()):
         asked["output_attentions"] = True
     refusals.check_demands(module, dropout, scaling, asked)
     tq, tk = query.shape[2], key.shape[2]
     refusals.check_mask(attention_mask, tk)
-    first = getattr(module, "layer_idx", None) in (0, None)  # data is looked at once in a forward
+    first = getattr(module, "layer_idx", None) in (0, None)  # data is checked once per forward pass
     if is_cross(module):
         causal, offset = False, _position_from_self_attention(module, tq, attention_mask, first)
     else:
@@ -219,7 +219,7 @@ def _is_causal(module: nn.Module, asked: bool | None) -> bool:
 
 
 def _position_from_self_attention(module: nn.Module, queries: int, mask: Tensor | None, first: bool) -> int:
-    """Where the queries of cross-attention stand in their own text, counted from its start."""
+    """The position of the first query of cross-attention in its own text."""
     last, _self_attention.last = _self_attention.last, None
     layer = getattr(module, "layer_idx", None)
     if last is None or last[0] is not module.config or last[1:3] != (layer, queries):

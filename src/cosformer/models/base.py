@@ -30,7 +30,7 @@ class SizeError(ValueError, RuntimeError):
 
 
 class CosformerLayer(GradientCheckpointingLayer, Block):
-    """A block that can be checkpointed: the layer of this number.
+    """One layer: a block that supports gradient checkpointing.
 
     Cross-attention has the norms and the gate, but neither a convolution (its keys and values are of another
     text, which the encoder's own layers have convolved already) nor windows (`build_attention` says why).
@@ -77,7 +77,7 @@ class CosformerPreTrainedModel(PreTrainedModel):
     _is_stateful = True  # so it is by default; an object whose layers keep every key says otherwise
     earlier_names: ClassVar[dict[str, str]] = {}  # of weights that were saved under another prefix, and now's
     splits_sequences: ClassVar[bool] = True  # whether its losses are right over a sequence group
-    _decoding: Any = None  # compiled steps, once generate() has chosen to have them
+    _decoding: Any = None  # compiled steps, once generate() uses them
 
     def __init__(self, config: CosformerConfig):
         super().__init__(config)
@@ -104,15 +104,15 @@ class CosformerPreTrainedModel(PreTrainedModel):
         return bool(wanted)
 
     def get_compiled_call(self, compile_config: Any) -> Any:
-        """The call itself: a cache brings its compiled steps, which beams use too."""
+        """The uncompiled call: compiled steps belong to the cache, where beam search finds them too."""
         return self.__call__
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, which compiles its own steps."""
+        """For copies, which compile their own steps."""
         return {**self.__dict__, "_decoding": None}
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `PreTrainedModel.save_pretrained`, with a note of how the folder is read."""
+        """As `PreTrainedModel.save_pretrained`, with a README that says how to load the folder."""
         done = super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             write_note(Path(save_directory), type(self).__name__)

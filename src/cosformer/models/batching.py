@@ -1,5 +1,5 @@
-"""Many texts through one batch: a row that is finished leaves, and the next text takes its place. A state of
-constant size is a row of a tensor, so that the others go on without being read again."""
+"""Continuous batching: when a text is finished, the next one takes its row. A state of constant size is one
+row of a tensor, so the other rows continue without being read again."""
 
 import hashlib
 import itertools
@@ -18,7 +18,8 @@ from cosformer.ops.checks import positive_int
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token is chosen: the likeliest (`greedy`), or drawn, by numbers of the text's own."""
+    """How the next token is chosen: the most likely one (`greedy`), or sampled, each text with its own
+    seed."""
 
     greedy: bool = False
     temperature: float = 1.0
@@ -31,7 +32,7 @@ class Choice:
         if self.greedy:
             return logits.argmax(-1)
         scores = logits.float()
-        none: Any = None  # what was said so far, which these do not look at
+        none: Any = None  # input_ids, which these processors do not use
         if self.temperature != 1.0:
             scores = TemperatureLogitsWarper(float(self.temperature))(none, scores)
         if self.top_k is not None:
@@ -40,15 +41,16 @@ class Choice:
             scores = TopPLogitsWarper(self.top_p)(none, scores)
         drawn = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
         below = scores.double().softmax(-1).cumsum(-1)
-        # At most the whole sum, which rounding may leave under 1; what has no probability is never drawn.
+        # Below the total, which rounding may leave under 1, so that a token of probability 0 is never
+        # sampled.
         drawn = drawn.to(below.device)[:, None] * below[:, -1:]
         return torch.searchsorted(below, drawn, right=True).squeeze(1).clamp_max(below.shape[1] - 1)
 
 
 @dataclass(eq=False)
 class Row:
-    """A text that is being made: `tokens` of them behind a prompt [T], at most, or up to one of `ends`, which
-    is left out of what was `made`."""
+    """A text that is being generated: at most `tokens` tokens after a prompt [T], or up to one of `ends`,
+    which is not part of `made`."""
 
     prompt: Tensor
     tokens: int
@@ -60,7 +62,7 @@ class Row:
     finished: bool = False
 
     def take(self, token: int) -> None:
-        """The next token."""
+        """Adds the next token."""
         if token not in self.ends:
             self.made.append(token)
         self.finished = token in self.ends or len(self.made) == self.tokens
@@ -70,9 +72,10 @@ R = TypeVar("R", bound=Row)
 
 
 class Batch(Generic[R]):
-    """Rows that come and go, and take their steps together. What a row gets does not depend on the others.
+    """Rows that are added and removed, and take their steps together. The text of a row does not depend on
+    the other rows.
 
-    A row that is finished may take one step more, until it leaves: prompt and tokens together have to fit
+    A finished row may take one more step before it is removed, so prompt and tokens together have to fit
     into the model.
     """
 
@@ -80,7 +83,7 @@ class Batch(Generic[R]):
         unable = model.config.lacking("recurrent")
         if unable is not None:
             raise ValueError(
-                f"a batch of rows that come and go needs an attention that carries a state, and {unable!r} "
+                f"a batch whose rows are exchanged needs an attention that carries a state, and {unable!r} "
                 "does not: use generate()."
             )
         self.model = model
@@ -89,8 +92,8 @@ class Batch(Generic[R]):
 
     @torch.inference_mode()
     def exchange(self, leaving: Collection[int], coming: Sequence[R]) -> None:
-        """Rows with these numbers leave; those that come are read, and take their places, or those behind the
-        last. Nothing has changed if a prompt cannot be read."""
+        """Removes the rows with the indices `leaving`; reads the prompts of `coming`, which take their
+        places, or new ones at the end. Nothing has changed if a prompt cannot be read."""
         other, found = CosformerCache(self.model.config), self._logits
         if coming:
             found = _read(self.model, [row.prompt for row in coming], other)
@@ -121,7 +124,7 @@ class Batch(Generic[R]):
 
     @torch.inference_mode()
     def choose(self) -> Tensor:
-        """[B], the next token of each row, which has taken it."""
+        """Chooses the next token of each row, [B], and adds it to the row."""
         groups: dict[Choice, list[int]] = {}
         for i, row in enumerate(self.rows):
             groups.setdefault(row.choice, []).append(i)
@@ -155,16 +158,16 @@ def generate_many(
     choice: Choice = Choice(),  # noqa: B008 (frozen)
     numbers: Iterable[int] | None = None,
 ) -> Iterator[tuple[int, list[int]]]:
-    """(number of the prompt, new tokens) of each prompt [T], as soon as it is finished: after `tokens` of
-    them, or with the end of the text, which is left out. What a text gets does not depend on the others.
+    """Yields (index of the prompt, new tokens) for each prompt [T] as soon as its text is finished: after
+    `tokens` tokens, or at an end token, which is left out. A text does not depend on the other texts.
 
     Args:
         model: whose layers have states of constant size; others take one text at a time.
-        prompts: at least one token each; asked for one by one, as rows become free.
-        tokens: to be made for each, at most.
-        batch_size: texts at a time.
-        choice: of tokens.
-        numbers: of the prompts, which also seed their draws; 0, 1, 2, ... unless given.
+        prompts: at least one token each; taken one by one, as rows become free.
+        tokens: the most to generate for each.
+        batch_size: rows of the batch.
+        choice: how tokens are chosen.
+        numbers: indices of the prompts, which also seed their sampling; 0, 1, 2, ... unless given.
     """
     batch: Batch[Row] = Batch(model)
     tokens, batch_size = positive_int("tokens", tokens), positive_int("batch_size", batch_size)
@@ -190,13 +193,13 @@ def generate_many(
 
 
 def _generator(seed: int, number: int) -> torch.Generator:
-    """Mixed, so that the numbers of neighbours and of other seeds have nothing in common."""
+    """Seeded by a hash of both, so that neighbouring prompts and seeds have independent numbers."""
     digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest))
 
 
 def _read(model: CosformerForCausalLM, prompts: list[Tensor], cache: CosformerCache) -> Tensor:
-    """Logits [B, vocabulary] behind the prompts, read at once with padding in front."""
+    """Logits [B, vocabulary] after the prompts, read at once with left padding."""
     length = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), length, dtype=torch.int64)
     mask = torch.zeros(len(prompts), length, dtype=torch.bool)

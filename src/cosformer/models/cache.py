@@ -1,4 +1,4 @@
-"""What `generate()` carries: one state a layer, of whatever kind the attention has."""
+"""The cache of `generate()`: one state per layer, of the type that its attention has."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,15 +36,15 @@ class Snapshot:
 
 class CosformerCache(Cache):
     """The cache of the models in `cosformer.models`: for cosFormer as large after a million tokens as
-    after one. Where the layers differ (`attention` is a list), each has a state of its own kind: the cache
+    after one. Where the layers differ (`attention` is a list), each has its own type of state: the cache
     grows if one of them does, and can be cropped if all of them can.
 
     `generate()` makes one by itself. To keep it: `generate(..., past_key_values=cache)` fills the given
-    one, and a later call with the same cache goes on from there.
+    one, and a later call with the same cache continues from there.
 
     Args:
         config: of the model.
-        static: steps of one token may be compiled, over tensors that stay where they are: what
+        static: steps of one token may be compiled, over tensors with fixed addresses: what
             `generate(..., cache_implementation="static")` makes.
     """
 
@@ -64,7 +64,7 @@ class CosformerCache(Cache):
             if not layer.traits.constant_state and not issubclass(layer.state_type or object, GrowingState):
                 raise ValueError(
                     f'static (cache_implementation="static") must be left out for attention {layer.name!r}: '
-                    "its state grows, and is no GrowingState that could be given a fixed room."
+                    "its state grows, and is no GrowingState, which could be given a fixed number of columns."
                 )
         growing = _decoding(config, config.growing_layers)
         self._set(
@@ -83,24 +83,24 @@ class CosformerCache(Cache):
         made_for: dict[str, Any],
     ) -> None:
         super().__init__(layers=layers)
-        self.decoding: Decoding | None = None  # compiled steps, where generate() has chosen to have them
-        self.capacity = 0  # tokens of a row that compiled steps have room for, where a state grows
+        self.decoding: Decoding | None = None  # compiled steps, where generate() uses them
+        self.capacity = 0  # columns of static states that grow; further steps are not compiled
         self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
 
     @classmethod
     def of_layers(cls, layers: list[StateLayer], **made_for: Any) -> "CosformerCache":
-        """One of the same kind as another, whose fields these are, over other layers."""
+        """A cache of these layers, for the same model as the cache with the fields `made_for`."""
         cache = cls.__new__(cls)
         cache._set(layers, **made_for)
         return cache
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy: the compiled steps belong to the model, and are not copied with it."""
+        """For copies: compiled steps belong to the model, and are not copied."""
         return {**self.__dict__, "decoding": None}
 
     @property
     def past(self) -> Past | None:
-        """Where the next tokens stand; None before the first call."""
+        """The positions of the next tokens; None before the first call."""
         return self.layers[0].past
 
     @property
@@ -116,15 +116,15 @@ class CosformerCache(Cache):
             super().batch_select_indices(indices)
 
     def replace_rows(self, rows: Tensor, other: "CosformerCache") -> None:
-        """The rows of another cache of the same model in place of these: what they read is forgotten. Every
-        layer needs a state of constant size, in which a text of any length is a row."""
+        """Replaces these rows by those of another cache of the same model. Every layer needs a state of
+        constant size, in which a text of any length is one row."""
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.replace_rows(rows, theirs)
         self.recount()
 
     def recount(self) -> None:
-        """Looks at the positions, after rows have gone: where the next tokens stand is otherwise known as a
-        bound alone, and a device is not waited for."""
+        """Reads the positions from the device after rows were removed; otherwise only an upper bound of them
+        is known, which needs no synchronisation."""
         past = self.past
         if past is not None:
             for layer in self.layers:
@@ -136,11 +136,11 @@ class CosformerCache(Cache):
         return sum(layer.nbytes for layer in self.layers)
 
     def snapshot(self) -> Snapshot:
-        """This moment, to come back to with `restore`: costs nothing, states are values."""
+        """The current states, for `restore`. It copies nothing: states are values."""
         return Snapshot(tuple(layer.content for layer in self.layers))
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Back to the moment of the snapshot, exactly."""
+        """Sets the cache back to the snapshot, exactly."""
         if len(snapshot.layers) != len(self.layers):
             raise ValueError(
                 f"snapshot must be of a cache with {len(self.layers)} layers, but it has "
@@ -151,9 +151,9 @@ class CosformerCache(Cache):
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        """A call that fails within leaves the cache as it was.
+        """If the call inside fails, the cache is as it was before.
 
-        A growing cache is cut back, and not kept a second time beside the new one.
+        A growing cache is cropped then, so that no second copy of it has to be kept.
         """
         columns = [layer.columns for layer in self.layers]
         kept = [None if layer.is_croppable else layer.content for layer in self.layers]
@@ -197,7 +197,7 @@ class CosformerCache(Cache):
 
 
 def layers_that_decode(config: CosformerConfig) -> int:
-    """The layers that a cache has a state for: all, or those of the decoder."""
+    """The number of layers with a state: all, or those of the decoder."""
     decoder = config.num_decoder_layers if config.is_encoder_decoder else None
     return config.num_hidden_layers if decoder is None else decoder
 

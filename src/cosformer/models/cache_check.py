@@ -20,7 +20,7 @@ _LARGEST = 2**53  # positions beyond it are not exact
 
 
 def header(found: Any, path: Path) -> dict[str, Any]:
-    """What a file says beside its tensors, if it has the form that `save` gives it."""
+    """The header of a file, if it has the form that `save` writes."""
     if not isinstance(found, dict) or set(found) - set(_HEADER):
         raise refused(path, "its header is none of ours")
     for name, kind in _HEADER.items():
@@ -68,7 +68,7 @@ def _template(config: CosformerConfig, layer: int, cross: bool) -> Any:
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     assert kv_heads is not None
     q, kv = torch.zeros(1, 1, heads, size), torch.zeros(1, 1, kv_heads, size)
-    with torch.random.fork_rng([]), torch.no_grad():  # some draw their features
+    with torch.random.fork_rng([]), torch.no_grad():  # some sample random features
         mechanism = config.build_attention(layer, cross=cross)
         made: Any = mechanism(q, kv, kv, causal=not cross, return_state=True)
     if cross or config.conv_size is None:
@@ -79,8 +79,8 @@ def _template(config: CosformerConfig, layer: int, cross: bool) -> Any:
 
 
 def _compare(state: Any, whole: Any, batch: int, columns: int | None, path: Path, where: str) -> None:
-    """Every field of a state against that of the template; a dimension of one token there is any number here,
-    up to the columns, but the same in all fields."""
+    """Compares every field of a state with the template, which has one token; here a state may have any
+    number of tokens up to the columns, the same in all fields."""
     lengths = set()
     for field in fields(whole):
         mine, other, name = (
@@ -102,14 +102,14 @@ def _compare(state: Any, whole: Any, batch: int, columns: int | None, path: Path
 
 
 def _shape_of_mask(whole: Any) -> Any:
-    """A mask is there where a token was padding, and the template has none."""
+    """Adds a mask to the template: states have one where a token was padding."""
     keys = getattr(whole, "keys", None)
     return None if keys is None else torch.ones(keys.shape[:2], dtype=torch.bool)
 
 
 def _fits(mine: Tensor, other: Tensor, batch: int, path: Path, name: str, *, grows: bool) -> set[int]:
-    """Raises for another kind or shape; the length of what grows with the text, which is dimension 1 of all
-    tensors of a state that does but the positions."""
+    """Raises for another dtype or shape. Returns the lengths found: in a state that grows, dimension 1 of all
+    tensors but the positions."""
     kinds = [(x.is_floating_point(), x.dtype == torch.bool) for x in (mine, other)]
     if kinds[0] != kinds[1] or mine.is_complex() or mine.dim() != other.dim():
         raise refused(path, f"{name} is of another kind, {mine.dtype} with {mine.dim()} dimensions")

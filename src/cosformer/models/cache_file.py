@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cosformer.models.cache import CosformerCache
 
 _KEY = "cosformer_cache"
-_ADDED_LATER = {"conv_size": None, "qk_norm": False}  # what files say nothing of that were written before
+_ADDED_LATER = {"conv_size": None, "qk_norm": False}  # values for files that were written before these fields
 
 
 def write(cache: "CosformerCache", path: Path) -> None:
@@ -72,7 +72,7 @@ def read(into: "CosformerCache", path: Path) -> "CosformerCache":
         raise ValueError(f"{path} belongs to another model: {', '.join(differing)}.")
     for i, (layer, numbers) in enumerate(zip(into.layers, header["layers"], strict=True)):
         kind = state_type(names[i])
-        own = ConvolvedState if into.has_convolution else kind  # a convolution is of self-attention alone
+        own = ConvolvedState if into.has_convolution else kind  # only self-attention has a convolution
         try:
             state = _together(own, kind, tensors, f"{i}.state", numbers.get("state"))
             memory = _together(kind, kind, tensors, f"{i}.memory", numbers.get("memory"))
@@ -90,12 +90,12 @@ def read(into: "CosformerCache", path: Path) -> "CosformerCache":
 
 
 def _apart(state: State, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The numbers of a state, of the one within it too; its tensors go to `tensors`."""
+    """The numbers of a state and of the state inside it; its tensors are added to `tensors`."""
     numbers = {}
     for field in fields(state):
         value = getattr(state, field.name)
         if isinstance(value, Tensor):
-            # Layers may share their positions, and a file may not.
+            # Layers may share their positions, but tensors in a file cannot.
             tensors[f"{name}.{field.name}"] = value.detach().clone(memory_format=torch.contiguous_format)
         else:
             inner = is_dataclass(value)

@@ -1,4 +1,4 @@
-"""What a cache holds for one layer: a state, and the tensors that the next one is written to."""
+"""What a cache holds for one layer: a state, and the tensors that the next state is written to."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -9,23 +9,23 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from cosformer.attention import State
-from cosformer.attention.base import placed
+from cosformer.attention.base import with_positions
 from cosformer.attention.growing import GrowingState
 from cosformer.models.layout import Past
 from cosformer.nn import ConvolvedState
 
 
 class StateLayer(CacheLayerMixin):
-    """The state of one layer, that of its cross-attention (the encoder's output, read once), and how many
-    columns went in, padding included.
+    """The state of one layer, that of its cross-attention (the encoder's output, read once), and the number
+    of columns read so far, padding included.
 
-    States are values: what is read here stays as it is. A step of one token writes to a second set of tensors
-    of the layer's own, the two changing places; what somebody has read is not written to any more. While
-    steps are compiled, the state lies in tensors of the model that every step overwrites (`lend`), and
-    reading it gives a copy.
+    States are values: a state that was read from here never changes. A step of one token writes to a second
+    set of tensors, and the two sets take turns; tensors that a caller has read are not reused. While steps
+    are compiled, the state is in static tensors of the model that every step overwrites (`make_static`), and
+    reading it returns a copy.
 
-    `made_with`: dtype and device of the hidden states that the model made the state with; None where it came
-    from elsewhere, and has to be looked at first.
+    `made_with`: dtype and device of the hidden states that the model computed the state from; None where the
+    state was set from outside, and has to be checked first.
     """
 
     is_sliding = False
@@ -38,10 +38,10 @@ class StateLayer(CacheLayerMixin):
     def reset(self) -> None:
         self._state: State | None = None
         self._spare: State | None = None
-        self._read = False  # whether somebody else may hold the tensors of the state
-        self._lent = False
-        self._lost = False
-        self._at: tuple[Tensor, int] | None = None  # positions and `seen`, where the state does not say them
+        self._read = False  # whether a caller may hold the tensors of the state
+        self._is_static = False
+        self._interrupted = False
+        self._at: tuple[Tensor, int] | None = None  # positions and `seen`, where those of the state are stale
         self.made_with: tuple[torch.dtype, torch.device] | None = None
         self.memory: State | None = None
         self.columns = 0
@@ -51,72 +51,73 @@ class StateLayer(CacheLayerMixin):
     def state(self) -> State | None:
         self._check()
         if self._state is not None and self._at is not None:
-            if self._lent:
-                return value_of(self._state, self.columns, *self._at)
-            self._state, self._at = placed(self._state, *self._at), None
+            if self._is_static:
+                return copy_of(self._state, self.columns, *self._at)
+            self._state, self._at = with_positions(self._state, *self._at), None
         self._read = True
         return self._state
 
     @state.setter
     def state(self, state: State | None) -> None:
         self._state, self._spare, self._at, self._read = state, None, None, True
-        self._lent, self.made_with = False, None
+        self._is_static, self.made_with = False, None
 
     def put(self, state: State | None, memory: State | None, columns: int) -> None:
-        """Stores what a call over `columns` columns left behind."""
+        """Stores the states after a call over `columns` columns."""
         self.state, self.memory = state, memory
         self.columns += columns
         self.is_initialized = True
 
     def parts_for_step(self) -> tuple[State | None, State | None]:
-        """The state, its positions perhaps out of date, and tensors to write the next one to."""
-        return (self.state, None) if self._lent else (self._state, self._spare)
+        """The state, whose positions may be stale, and tensors to write the next one to."""
+        return (self.state, None) if self._is_static else (self._state, self._spare)
 
     @property
-    def lying(self) -> State | None:
-        """The state as it lies: in the room that it was lent to, or the state itself."""
+    def raw_state(self) -> State | None:
+        """The state without a copy: the static tensors, or the state itself."""
         self._check()
         return self._state
 
     def step(self, state: State, positions: Tensor, seen: int, *, reuse: bool) -> None:
-        """After one token a row; the next one of each row stands at `positions`, at most `seen`. With `reuse`
-        the next step may write to the tensors of the state before, where nobody else has them."""
-        self._spare = self._state if reuse and not (self._read or self._lent) else None
-        self._state, self._at, self._read, self._lent = state, (positions, seen), False, False
+        """After one token per row; the next one of each row has the position in `positions`, at most `seen`.
+        With `reuse`, the next step may write to the tensors of the state before, unless a caller holds
+        them."""
+        self._spare = self._state if reuse and not (self._read or self._is_static) else None
+        self._state, self._at, self._read, self._is_static = state, (positions, seen), False, False
         self.columns += 1
 
-    def lend(self, room: State, positions: Tensor) -> None:
-        """Puts the state into the tensors of `room`, which are overwritten from now on; the
-        caller keeps the positions [B] of the next tokens."""
-        if self._state is not room:
+    def make_static(self, static: State, positions: Tensor) -> None:
+        """Copies the state to the tensors of `static`, which steps overwrite from now on; the caller updates
+        the positions [B] of the next tokens."""
+        if self._state is not static:
             assert self._state is not None
-            if self._lent:  # to somebody else
-                self.take_back(self._state)
-            write_to_room(self._state, room)
+            if self._is_static:  # in the tensors of another graph
+                self.leave_static(self._state)
+            copy_to_static(self._state, static)
             self._at = (positions, self.seen)
-            self._state, self._spare, self._lent = room, None, True
+            self._state, self._spare, self._is_static = static, None, True
 
-    def lent_step(self) -> None:
-        """After one token a row that was written over the state that was lent."""
+    def static_step(self) -> None:
+        """After one token per row that was written to the static tensors."""
         assert self._at is not None
         self._at = (self._at[0], self._at[1] + 1)
         self.columns += 1
 
-    def take_back(self, room: State) -> None:
-        """Has its own copy of what it lent, if that lies in `room`."""
-        if self._state is room and not self._lost:
+    def leave_static(self, static: State) -> None:
+        """Copies the state out of `static`, if it is there."""
+        if self._state is static and not self._interrupted:
             made_with = self.made_with
             self.state = self.state
             self.made_with = made_with
 
-    def lose(self) -> None:
-        """What was lent was left halfway: there is no way back to it."""
-        self._lost = True
+    def mark_interrupted(self) -> None:
+        """A step over static tensors was interrupted: the state cannot be recovered."""
+        self._interrupted = True
 
     def _check(self) -> None:
-        if self._lost:
+        if self._interrupted:
             raise ValueError(
-                "a compiled step of this cache was interrupted: its states may be those of before or after "
+                "a compiled step of this cache was interrupted: its states may be those before or after "
                 "that token. restore() an earlier snapshot(), or read the text again with a new cache."
             )
 
@@ -129,12 +130,12 @@ class StateLayer(CacheLayerMixin):
 
     @property
     def past(self) -> Past | None:
-        """Where the next token of each row stands; None before the first call."""
+        """The positions of the next tokens; None before the first call."""
         self._check()
         if self._state is None:
             return None
         positions = self._state.positions if self._at is None else self._at[0]
-        return Past(positions.clone() if self._lent else positions, self.seen, self.columns)
+        return Past(positions.clone() if self._is_static else positions, self.seen, self.columns)
 
     @property
     def content(self) -> tuple[State | None, State | None, int]:
@@ -142,7 +143,7 @@ class StateLayer(CacheLayerMixin):
         return self.state, self.memory, self.columns
 
     def fill(self, state: State | None, memory: State | None, columns: int) -> None:
-        """As it was when this was its content."""
+        """Restores what `content` returned."""
         self.reset()
         if state is not None:
             self.put(state, memory, columns)
@@ -187,14 +188,14 @@ class StateLayer(CacheLayerMixin):
         self.columns = max(self.columns, other.columns)
 
     def recount(self, seen: int) -> None:
-        """Says that `seen` is the largest position; it may have been that of a row which is gone."""
+        """Sets the largest position to `seen`, after the row that had it was removed."""
         state, made_with = self.state, self.made_with
         if state is not None:
-            self.state = placed(state, state.positions, seen)
+            self.state = with_positions(state, state.positions, seen)
             self.made_with = made_with
 
     def _each(self, f: Callable[[State], State]) -> None:
-        """The states after f, a choice of rows."""
+        """Applies f, a choice of rows, to all states."""
         made_with = self.made_with
         for name, state in self.states.items():
             setattr(self, name, f(state))
@@ -246,14 +247,14 @@ class StateLayer(CacheLayerMixin):
         )
 
 
-def overwrite(room: Any, state: Any) -> None:
-    """The tensors of a state, all but its positions, into those of another of the same shapes."""
-    if room is state:
+def overwrite(static: Any, state: Any) -> None:
+    """Copies the tensors of a state, all but its positions, to those of another with the same shapes."""
+    if static is state:
         return
-    for field in fields(room):
+    for field in fields(static):
         if field.name == "positions":
             continue
-        old, new = getattr(room, field.name), getattr(state, field.name)
+        old, new = getattr(static, field.name), getattr(state, field.name)
         if isinstance(old, Tensor):
             if old is not new:
                 old.copy_(new)
@@ -261,29 +262,29 @@ def overwrite(room: Any, state: Any) -> None:
             overwrite(old, new)
 
 
-def write_to_room(state: Any, room: Any) -> None:
-    """Puts a state into a room for such states."""
+def copy_to_static(state: Any, static: Any) -> None:
+    """Copies a state to static tensors."""
     if isinstance(state, ConvolvedState):
-        room.inputs.copy_(state.inputs)
-        write_to_room(state.attention, room.attention)
+        static.inputs.copy_(state.inputs)
+        copy_to_static(state.attention, static.attention)
     elif isinstance(state, GrowingState):
-        state.write_to(room)
+        state.write_to(static)
     else:
-        overwrite(room, state)
+        overwrite(static, state)
 
 
-def value_of(room: Any, columns: int, positions: Tensor, seen: int) -> State:
-    """The state that lies in a room, as a copy."""
-    if isinstance(room, ConvolvedState):
-        return ConvolvedState(value_of(room.attention, columns, positions, seen), room.inputs.clone())
-    if isinstance(room, GrowingState):
-        return cast(State, room.value(columns, positions, seen))
-    state: State = placed(room, positions, seen).clone()
+def copy_of(static: Any, columns: int, positions: Tensor, seen: int) -> State:
+    """A copy of the state that is in static tensors."""
+    if isinstance(static, ConvolvedState):
+        return ConvolvedState(copy_of(static.attention, columns, positions, seen), static.inputs.clone())
+    if isinstance(static, GrowingState):
+        return cast(State, static.value(columns, positions, seen))
+    state: State = with_positions(static, positions, seen).clone()
     return state
 
 
 def with_rows(state: Any, rows: Tensor, other: Any) -> Any:
-    """A state whose rows with these numbers are those of another one."""
+    """A state with the given rows replaced by those of another one."""
     if isinstance(state, GrowingState):
         raise ValueError(
             f"rows of a {type(state).__name__} cannot be replaced: its texts have as many columns as the "

@@ -1,7 +1,7 @@
-"""A cache as a tree of tensors and numbers, which `torch.export` takes apart and puts together.
+"""A cache as a pytree of tensors and numbers for `torch.export`.
 
-Leaves are the states of each layer and the columns that it has read, so that a length may be a symbol; what
-the cache was made for is the context, as JSON has it.
+Leaves are the states of each layer and the number of columns it has read, so that a length may be symbolic;
+the model that the cache belongs to is the context, as JSON.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ def _unflatten(children: Iterable[Any], context: Context) -> CosformerCache:
     for layer, begun, (state, memory, columns) in zip(cache.layers, context["begun"], children, strict=True):
         if begun:
             layer.put(state, memory, 0)
-        layer.columns = columns  # torch.export has something else than a number here for a while
+        layer.columns = columns  # not an int while torch.export traces
     return cache
 
 

@@ -1,7 +1,7 @@
-"""Steps captured as a CUDA graph as they are, without a compiler: in a moment, and replayed for each token.
+"""Eager steps captured as a CUDA graph, without a compiler, and replayed for each token.
 
-Nobody watches a replay as torch.compile's guards do. So only models are captured whose modules are this
-library's own and PyTorch's, without hooks, and a graph is captured again where a weight lies elsewhere.
+A replay has no guards as torch.compile has. So only models are captured whose modules are this library's own
+and PyTorch's, without hooks, and a graph is captured again when the address of a weight has changed.
 """
 
 import logging
@@ -21,7 +21,7 @@ _REPLACED = ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
 
 
 def can_capture(model: nn.Module) -> bool:
-    """Whether what a step of the model computes depends on its weights and states alone."""
+    """Whether a step of the model depends on its weights and states alone."""
     return all(
         type(m).__module__.startswith(_KNOWN)
         and "forward" not in m.__dict__  # as accelerate replaces it
@@ -31,8 +31,8 @@ def can_capture(model: nn.Module) -> bool:
 
 
 class CapturedStep:
-    """function(model, ids, *written, states), captured: ids are copied in, all other tensors stay where they
-    are and are overwritten."""
+    """function(model, ids, *written, states), captured: ids are copied in, all other tensors keep their
+    addresses and are overwritten."""
 
     def __init__(self, function: Callable[..., Tensor]):
         self.function = function
@@ -43,7 +43,8 @@ class CapturedStep:
         self._addresses: list[int] = []
 
     def look(self, model: nn.Module) -> None:
-        """Takes note of the weights: to be called before a text, in case others have taken their place."""
+        """Records the addresses of the weights: called before each generation, as they may have been
+        replaced."""
         weights = list(chain(model.parameters(), model.buffers()))
         if len(weights) != len(self._weights) or any(map(operator.is_not, weights, self._weights)):
             self._graph, self._weights = None, weights
@@ -85,13 +86,13 @@ class CapturedStep:
                 self._logits = self.function(model, self._ids, positions, column, states)
         except RuntimeError as error:
             self._refused = True
-            logger.warning("steps cannot be captured as a CUDA graph, and go on without: %s", error)
+            logger.warning("steps cannot be captured as a CUDA graph, and run without one: %s", error)
             return
         self._graph = graph
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
-    """Of a state, and of the states in it."""
+    """The tensors of a state and of the states inside it."""
     for field in fields(state):
         value = getattr(state, field.name)
         if isinstance(value, Tensor):

@@ -15,7 +15,7 @@ from cosformer.models.pooling import pool
 
 
 def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
-    """For heads that say one thing of a row."""
+    """For heads with one output per row."""
     for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids"):
         if kwargs.get(name) is not None:
             raise ValueError(
@@ -32,7 +32,7 @@ class _Classifier(CosformerPreTrainedModel):
         self.num_labels = config.num_labels
         self.model = CosformerModel(self.config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.loss_type = "ForSequenceClassification"  # both heads; the name of one would not lead there
+        self.loss_type = "ForSequenceClassification"  # for both heads
 
     def _pooled(
         self,

@@ -1,10 +1,10 @@
-"""Steps of one token a row as one graph, over tensors that stay where they are: on a CUDA device they are
-captured once, compiled or as they are, and replayed for each token.
+"""Steps of one token per row as one graph over static tensors. On a CUDA device the graph is captured once,
+compiled or eager, and replayed for each token.
 
-The tensors belong to the model, for one batch size at a time, and are lent to one cache at a time: a second
-generation of the same batch size finds the graph as it was captured. A cache whose place another one takes
-gets its own copies first. States that grow (softmax) have room for as many tokens as the cache was asked to
-hold; behind those a step is not compiled any more.
+The static tensors belong to the model. They are for one batch size, and hold the states of one cache: a
+second generation with the same batch size uses the graph again, and the states of the first cache are copied
+out before. States that grow (softmax) have as many columns as the cache was asked to hold; steps beyond those
+are not compiled.
 """
 
 import operator
@@ -34,7 +34,7 @@ class Decoding:
 
     Args:
         model: whose steps they are.
-        settings: arguments of `torch.compile`; None: steps are captured as they are (captured.py).
+        settings: arguments of `torch.compile`; None: eager steps are captured (captured.py).
     """
 
     def __init__(self, model: "CosformerForCausalLM", settings: dict[str, Any] | None):
@@ -43,18 +43,18 @@ class Decoding:
         self.states: list[State] = []
         self.positions: Tensor | None = None
         self.column = torch.empty(0)
-        self.columns = 0  # that states which grow have room for
+        self.columns = 0  # of states that grow
         self._owner: weakref.ref[CosformerCache] | None = None
         self.thread = threading.current_thread()
 
     def begin(self) -> None:
-        """Before a text."""
+        """Called before each generation."""
         if isinstance(self.call, CapturedStep):
             self.call.look(self.model)
 
     def step(self, ids: Tensor, cache: CosformerCache) -> Tensor | None:
-        """Logits [B, 1, vocabulary] of tokens ids [B, 1], every one of them real, behind a cache that this
-        model has filled. None where the call is of another kind."""
+        """Logits [B, 1, vocabulary] of the next tokens ids [B, 1], without padding, given a cache that this
+        model has filled. None where the call does not fit the graph."""
         base, device = self.model.model, ids.device
         limit, like = base.limit, base.embed_tokens.weight
         if (
@@ -67,28 +67,28 @@ class Decoding:
             or any(entry.made_with != (like.dtype, device) for entry in cache.layers)
         ):
             return None
-        rows = cache.layers[0].lying
-        if rows is None or rows.batch != ids.shape[0] or not self._has_room(cache):
+        rows = cache.layers[0].raw_state
+        if rows is None or rows.batch != ids.shape[0] or not self._has_free_column(cache):
             return None
-        positions = self._settle(cache)
+        positions = self._bind(cache)
         base.check_ids(ids)
         if ids.stride() != (1, 1):  # a slice: a graph is compiled for strides too
             ids = ids.clone(memory_format=torch.contiguous_format)
         try:
             logits: Tensor = self.call(self.model, ids, positions, self.column, self.states)
             for entry in cache.layers:
-                entry.lent_step()
+                entry.static_step()
         except BaseException:
             for entry in cache.layers:
-                entry.lose()
+                entry.mark_interrupted()
             raise
         # The next replay of a captured graph writes over its output.
         return logits.clone() if logits.is_cuda else logits
 
     def select(self, cache: CosformerCache, rows: Tensor) -> bool:
-        """Chooses as many rows as there are, in place, if the states of this cache lie here."""
+        """Selects rows in place, if there are as many as before and the states of this cache are here."""
         positions = self.positions
-        if not self._lies_here(cache) or positions is None or rows.shape != positions.shape:
+        if not self._is_bound(cache) or positions is None or rows.shape != positions.shape:
             return False
         if rows.dtype == torch.bool:
             return False
@@ -98,24 +98,24 @@ class Decoding:
             overwrite(state, state.select(rows))
         return True
 
-    def _lies_here(self, cache: CosformerCache) -> bool:
-        return len(self.states) > 0 and all(map(operator.is_, _lying(cache), self.states))
+    def _is_bound(self, cache: CosformerCache) -> bool:
+        return len(self.states) > 0 and all(map(operator.is_, _raw_states(cache), self.states))
 
-    def _has_room(self, cache: CosformerCache) -> bool:
-        """Whether there is a place for one column more: states that grow have a fixed number here."""
+    def _has_free_column(self, cache: CosformerCache) -> bool:
+        """Whether one more column fits: states that grow have a fixed number of them here."""
         return not any(map(_growing, cache.layers)) or cache.layers[0].columns < cache.capacity
 
-    def _settle(self, cache: CosformerCache) -> Tensor:
-        """Puts the states of the cache into the tensors of the graph; the positions of its next tokens."""
+    def _bind(self, cache: CosformerCache) -> Tensor:
+        """Copies the states of the cache to the static tensors; returns the positions of its next tokens."""
         positions, enough = self.positions, self.columns >= cache.capacity
-        if positions is not None and enough and self._lies_here(cache):
+        if positions is not None and enough and self._is_bound(cache):
             return positions
         previous = None if self._owner is None else self._owner()
         if previous is not None and not (previous is cache and enough):
             for entry, state in zip(previous.layers, self.states, strict=True):
-                entry.take_back(state)
+                entry.leave_static(state)
         self._owner = weakref.ref(cache)
-        found, past = _lying(cache), cache.past
+        found, past = _raw_states(cache), cache.past
         assert past is not None
         if positions is None or not enough or not all(map(_fits, self.states, found)):
             # Tensors made in inference mode could not be written to outside of it.
@@ -123,20 +123,19 @@ class Decoding:
                 self.positions = positions = _fixed(torch.empty_like(past.positions))
                 self.column = _fixed(torch.empty_like(past.positions[:1]))
                 self.columns = cache.capacity
-                self.states = [_room(state, positions, self.columns) for state in found]
+                self.states = [_allocate(state, positions, self.columns) for state in found]
         if found[0] is not self.states[0]:
             positions.copy_(past.positions)
             self.column.fill_(past.columns)
         for entry, state in zip(cache.layers, self.states, strict=True):
-            entry.lend(state, positions)
+            entry.make_static(state, positions)
         return positions
 
 
 def _token(
     model: "CosformerForCausalLM", ids: Tensor, positions: Tensor, column: Tensor, states: Sequence[State]
 ) -> Tensor:
-    """Logits [B, 1, vocabulary]; states, positions [B] and column [1] after the token take the place of those
-    before it."""
+    """Logits [B, 1, vocabulary]; states, positions [B] and column [1] are updated in place."""
     x = model.model.embed_tokens(ids)
     x, after = through_layers(
         model.model, x, positions, 0, [(state, state) for state in states], column=column
@@ -149,29 +148,29 @@ def _token(
 
 
 def _fixed(x: Tensor) -> Tensor:
-    """A tensor that will stay where it is: a captured graph need not copy it."""
+    """Marks a tensor whose address will not change: a captured graph need not copy it."""
     torch._dynamo.mark_static_address(x)
     return x
 
 
-def _lying(cache: CosformerCache) -> list[Any]:
-    return [entry.lying for entry in cache.layers]
+def _raw_states(cache: CosformerCache) -> list[Any]:
+    return [entry.raw_state for entry in cache.layers]
 
 
 def _growing(entry: Any) -> bool:
-    state = entry.lying
+    state = entry.raw_state
     return isinstance(state.attention if isinstance(state, ConvolvedState) else state, GrowingState)
 
 
-def _room(state: Any, positions: Tensor, columns: int) -> Any:
-    """Tensors for states like this one, those that grow with `columns` columns. What counts tokens is 0: a
-    graph would be compiled for every number."""
+def _allocate(state: Any, positions: Tensor, columns: int) -> Any:
+    """Static tensors for states like this one, `columns` columns where it grows. `seen` is 0, because a graph
+    would be compiled again for every other number."""
     if isinstance(state, ConvolvedState):
         inputs = _fixed(torch.empty_like(state.inputs, memory_format=torch.contiguous_format))
-        return ConvolvedState(_room(state.attention, positions, columns), inputs)
+        return ConvolvedState(_allocate(state.attention, positions, columns), inputs)
     grows = isinstance(state, GrowingState)
     if grows:
-        state = state.room(columns)
+        state = state.allocate(columns)
     changes: dict[str, Any] = {"positions": positions, "seen": 0}
     for field in fields(state):
         value = getattr(state, field.name)
@@ -180,14 +179,14 @@ def _room(state: Any, positions: Tensor, columns: int) -> Any:
     return replace(state, **changes)
 
 
-def _fits(room: Any, state: Any) -> bool:
-    """Whether a state has its place in these tensors."""
+def _fits(static: Any, state: Any) -> bool:
+    """Whether a state can be copied to these tensors."""
     if isinstance(state, ConvolvedState):
-        return _alike(room.inputs, state.inputs) and _fits(room.attention, state.attention)
+        return _alike(static.inputs, state.inputs) and _fits(static.attention, state.attention)
     if isinstance(state, GrowingState):
-        return _alike(room.keys[:, :0], state.keys[:, :0])
+        return _alike(static.keys[:, :0], state.keys[:, :0])
     tensors = [f.name for f in fields(state) if isinstance(getattr(state, f.name), Tensor)]
-    return all(_alike(getattr(room, name), getattr(state, name)) for name in tensors)
+    return all(_alike(getattr(static, name), getattr(state, name)) for name in tensors)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

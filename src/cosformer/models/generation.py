@@ -1,4 +1,4 @@
-"""Generation with a state a layer in place of keys and values."""
+"""Generation with one state per layer in place of keys and values."""
 
 import copy
 import threading
@@ -28,7 +28,7 @@ _PLAIN_MODES = (
     GenerationMode.BEAM_SAMPLE,
 )  # fmt: skip
 FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
-SHORTEST_ROOM = 256  # tokens that states which grow have room for in compiled steps, at least
+MIN_STATIC_TOKENS = 256  # least number of columns of states that grow, in compiled steps
 
 
 class StatefulGenerationMixin(GenerationMixin):
@@ -58,7 +58,7 @@ class StatefulGenerationMixin(GenerationMixin):
         if given is not None:
             checked(given, config)
             mask = model_kwargs.get(f"{self._prefix}attention_mask")
-            # A mask of ones alone is gone by now, and its length is kept.
+            # transformers has removed a mask of ones by now, and kept its length.
             length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
             _refuse_what_was_read(given, length)
             given._is_user_defined = True
@@ -120,8 +120,8 @@ class StatefulGenerationMixin(GenerationMixin):
         super()._validate_generation_mode(generation_mode, generation_config, *args, **kwargs)
 
     def _can_capture(self, generation_config: Any, generation_mode: Any) -> bool:
-        """Whether steps are captured without being asked to: on CUDA, where no state grows and nothing but
-        weights and states decides what a step computes."""
+        """Whether steps are captured by default: on CUDA, where no state grows and a step depends on weights
+        and states alone."""
         config, count = self.config, generation_config.max_new_tokens
         return (
             self.device.type == "cuda"
@@ -158,12 +158,12 @@ class StatefulGenerationMixin(GenerationMixin):
         cache.decoding = self._decoding
         if self.config.lacking("constant_state") is not None:
             # Powers of two: a graph is compiled for each.
-            longest = max(SHORTEST_ROOM, generation_config.max_length or 0)
+            longest = max(MIN_STATIC_TOKENS, generation_config.max_length or 0)
             cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """None: positions follow from the mask and the cache. transformers would count on from the last
-        column, padding or not, and hand on position_ids that nobody gave."""
+        """None: positions follow from the mask and the cache. transformers would count from the last column,
+        padding or not, and pass position_ids that the caller did not give."""
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(
@@ -173,23 +173,23 @@ class StatefulGenerationMixin(GenerationMixin):
 
     @staticmethod
     def create_masks_for_generate(*, attention_mask: Tensor | None, **kwargs: Any) -> Tensor | None:
-        """The padding as it is: no model of the family looks at a 4-D mask."""
+        """The 2-D padding mask unchanged: no model of the family uses a 4-D mask."""
         return attention_mask
 
     @cached_property
     def _bounded(self) -> bool:
-        """`config.bounded`, which is asked at each token."""
+        """`config.bounded`, cached because every token needs it."""
         return self.config.bounded
 
     @property
     def _prefix(self) -> str:
-        """Of the arguments that say what was generated so far."""
+        """The prefix of the arguments that hold what was generated so far."""
         return "decoder_" if self.config.is_encoder_decoder else ""
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As usual, once it is clear that the next token still has a place.
+        """As in transformers, after a check that the next token is within the greatest length.
 
         (transformers looks for `inputs_embeds` in this signature before it allows them.)
         """
@@ -203,7 +203,7 @@ class StatefulGenerationMixin(GenerationMixin):
         length = new.shape[1] + (0 if cache is None else cache.seen)
         generated = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
         if generated and cache is not None and cache.decoding is not None:
-            prepared.pop(f"{prefix}attention_mask", None)  # what was generated is real
+            prepared.pop(f"{prefix}attention_mask", None)  # generated tokens are no padding
         limit = self.config.max_position_embeddings
         if length <= limit or not self._bounded:
             return prepared
@@ -224,7 +224,7 @@ class StatefulGenerationMixin(GenerationMixin):
         """transformers' continuous batching, which is refused."""
         raise ValueError(
             "generate_batch pages keys and values, which these models do not have: pad the prompts on the "
-            "left and call generate(), or use cosformer.models.batching.generate_many, which hands places on."
+            "left and call generate(), or use cosformer.models.batching.generate_many."
         )
 
 

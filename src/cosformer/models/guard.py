@@ -1,4 +1,4 @@
-"""What stands between a saved folder and transformers, whose loaders follow what files say.
+"""Checks of a saved folder before transformers reads it, whose loaders do what files say.
 
 transformers runs Python code, fetches kernels, adapters and quantised weights, and asks a hub, where a
 configuration names them. None of that is part of a model of this family: a folder that asks for it is refused
@@ -15,7 +15,7 @@ from cosformer.reading import json_object
 
 GENERATION_CONFIG = "generation_config.json"
 CONFIG, TOKENIZER_CONFIG, ADAPTER = "config.json", "tokenizer_config.json", "adapter_config.json"
-# Of a hub's repository nothing else is fetched: no code, no pickles.
+# Nothing else is fetched from a repository of a hub: no code, no pickles.
 _WANTED = ("*.json", "*.safetensors")
 _OF_A_HUB = ("cache_dir", "force_download", "proxies", "revision", "token")
 # Fields by which a configuration makes transformers load something else than the weights beside it.
@@ -37,7 +37,7 @@ def local_folder(given: Any, options: dict[str, Any]) -> Path:
     try:
         folder = Path(given)
         there = folder.exists()
-    except (ValueError, OSError):  # a name that no file can have
+    except (ValueError, OSError):  # not a valid file name
         there = False
     if not there:
         if not named:

@@ -1,4 +1,4 @@
-"""The end of the text: beyond the horizon nothing is computed, and nothing is lost."""
+"""The error for a text that is longer than the model's greatest length."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class HorizonError(ValueError):
         horizon: the horizon M of the model.
         length: the greatest length of a text, max_position_embeddings.
         position: the position that was asked for, counted from 0.
-        sequences: token ids [B, T] so far, prompt included, where `generate` was at work; else None.
+        sequences: token ids [B, T] so far, prompt included, inside `generate`; else None.
         past_key_values: the cache at that point, or None.
     """
 

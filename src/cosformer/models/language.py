@@ -12,7 +12,7 @@ from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.model import CosformerModel
-from cosformer.models.prefill import read_in_pieces
+from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
 from cosformer.models.targets import next_tokens, without
 from cosformer.nn import one_vs_each_loss
@@ -52,7 +52,7 @@ class _LanguageModel(CosformerPreTrainedModel):
                 return logits, None
             more = {} if items is None else {"num_items_in_batch": items}
             if self.causal:
-                more["shift_labels"] = targets  # transformers' loss would move labels itself
+                more["shift_labels"] = targets  # transformers' loss would shift labels itself
             loss = self.loss_function(logits=logits, labels=targets, vocab_size=config.vocab_size, **more)
         return logits, loss if group is None else group_sum(loss, group)
 
@@ -64,7 +64,7 @@ class _LanguageModel(CosformerPreTrainedModel):
 
 
 class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
-    """Each token says what comes next; `generate()` carries a state of constant size."""
+    """Predicts the next token; `generate()` carries a state of constant size."""
 
     causal = True
 
@@ -85,7 +85,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As `CosformerModel.forward`; labels [B, T] are input_ids, -100 (or `ignore_index`) where no loss is
-        wanted. `shift_labels` [B, T], in their place, has the token behind each column already.
+        wanted. `shift_labels` [B, T], in their place, has the next token of each column already.
 
         The first token of a document is never predicted from another document, nor padding at all.
         """
@@ -104,7 +104,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         learning = labels is not None or shift_labels is not None
         if last_alone and not learning and cu_seqlens is None and past_key_values is not None:
             cache = checked(past_key_values, self.config)
-            last = read_in_pieces(self.model, cache, input_ids, inputs_embeds, attention_mask, position_ids)
+            last = chunked_prefill(self.model, cache, input_ids, inputs_embeds, attention_mask, position_ids)
             if last is not None:
                 logits = self.lm_head(last.last_hidden_state[:, -1:])
                 return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
@@ -122,7 +122,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         documents = (attention_mask, position_ids, cu_seqlens)
-        if self.model.sequence_group is not None:  # where documents begin is said of the whole text
+        if self.model.sequence_group is not None:  # cu_seqlens are of the whole sequence
             documents = (None, None, None)
             if labels is not None:
                 raise ValueError(
@@ -146,7 +146,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
 
 
 class CosformerForMaskedLM(_LanguageModel):
-    """Each token says what stands in its own place; it sees both sides."""
+    """Predicts masked tokens from both sides."""
 
     causal = False
 
@@ -175,7 +175,7 @@ class CosformerForMaskedLM(_LanguageModel):
         )
         if kwargs.get("shift_labels") is not None:
             raise ValueError(
-                f"shift_labels must be left out: {type(self).__name__} says what stands in its own place, "
+                f"shift_labels must be left out: {type(self).__name__} predicts the token of its own column, "
                 "so give labels."
             )
         targets = None if labels is None else without(labels, kwargs.get("ignore_index"))

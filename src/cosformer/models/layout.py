@@ -1,4 +1,4 @@
-"""Where the real tokens of a call are, and where they stand in their documents.
+"""Where the real tokens of a call are, and their positions in their documents.
 
 A token's position is the number of real tokens before it in its own document; padding has none. Inside
 the model the real tokens of a row are moved together to its front, in order, so that positions are
@@ -18,8 +18,8 @@ from cosformer.ops.packing import document_bounds
 
 @dataclass(frozen=True)
 class Past:
-    """What came before the call: positions [B] of the next real tokens, `seen` the largest of them,
-    `columns` the tokens that went in, padding included."""
+    """The past of a call: positions [B] of the next real tokens, `seen` the largest of them, `columns` the
+    number of columns so far, padding included."""
 
     positions: Tensor
     seen: int
@@ -28,7 +28,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the tokens of a call lie while the layers work on them.
+    """The layout of the tokens of a call inside the layers.
 
     Attributes:
         positions: [B, T] or [1, T], of each token in its document.
@@ -38,11 +38,11 @@ class Layout:
         columns: tokens of each row of this call, padding included.
         real: bool [B, T], True at the front of each row; None if every token is real.
         cu_seqlens: bounds of packed documents; T is then the length of the one packed row.
-        order: [B, T], which column each token came from (None: nothing moved).
-        back: [B, T], where each column's token went; padding points at the last real token before it.
+        order: [B, T], the column of the call that each token comes from (None: nothing moved).
+        back: [B, T], the place of each column's token; for padding, that of the last real token before it.
         blank: bool [B, T], columns before the first real token.
         mask: bool [B, T], which columns of the call are real (None: nothing moved).
-        rows: batch and length before rows were laid end to end, where several were packed.
+        rows: batch and length before rows were concatenated, where several were packed.
     """
 
     positions: Tensor
@@ -60,11 +60,11 @@ class Layout:
 
     @property
     def seen(self) -> int:
-        """`longest` before this call, taken so that it holds for the real tokens of every row."""
+        """An upper bound of the positions before this call."""
         return self.longest - self.positions.shape[1]
 
-    def enter(self, x: Tensor) -> Tensor:
-        """Tokens [B, T, C] as the layers want them: real ones first, padding zero whatever it held."""
+    def pack(self, x: Tensor) -> Tensor:
+        """Tokens [B, T, C] in the layout of the layers: real ones first, padding set to zero."""
         if self.rows is not None:
             return x.flatten(0, 1)[None]
         if self.real is None:
@@ -73,17 +73,17 @@ class Layout:
             x = x[_rows(self.order), self.order]
         return x.masked_fill(~self.real[..., None], 0)
 
-    def leave(self, x: Tensor) -> Tensor:
-        """Back to the columns of the call. A column of padding gets what the last real token before it
-        got, so that the last column always says what comes next; zeros if there is none."""
+    def unpack(self, x: Tensor) -> Tensor:
+        """Back to the columns of the call. A column of padding gets the output of the last real token before
+        it, so that the last column always predicts the next token; zeros if there is none."""
         if self.rows is not None:
             return x[0].unflatten(0, self.rows)
         if self.back is not None:
             x = x[_rows(self.back), self.back]
         return x if self.blank is None else x.masked_fill(self.blank[..., None], 0)
 
-    def leave_state(self, state: Any) -> Any:
-        """The state after this call; one that keeps every key, with the keys in the columns of the call."""
+    def unpack_state(self, state: Any) -> Any:
+        """The state after this call; where it keeps every key, with the keys in the columns of the call."""
         if self.back is None or self.mask is None or not isinstance(state, GrowingState):
             return state
         before = self.mask.cumsum(1) - self.mask.to(torch.int64)
@@ -108,17 +108,17 @@ def padded(
 ) -> Layout:
     """Real tokens where mask [B, T] is True, anywhere in the row.
 
-    A call longer than `limit` may still be short in real tokens: then the padding at the end goes. None:
-    there is no limit. `keeps`: whether a state is carried, which has to know how long its rows are; without
-    one, as in training, nothing waits for the device. `empty_rows`: a row behind real tokens may be without
-    any here, as nothing is asked of its last column.
+    A call longer than `limit` may have fewer real tokens: then columns of padding are removed. None: no
+    limit. `keeps`: whether a state is carried, for which the lengths of the rows have to be read from the
+    device; without one, as in training, nothing waits for it. `empty_rows`: a row may have no real token in
+    this call after real tokens in an earlier one, because its last column is not used.
     """
     batch, length = mask.shape
     starts = mask.new_zeros(batch, dtype=torch.int64) if past is None else past.positions
     counts = mask.sum(1)
     seen = 0 if past is None else past.seen
     bound = seen + length
-    rank = mask.cumsum(1) - 1  # a token's place among the real ones; that of the last one for padding
+    rank = mask.cumsum(1) - 1  # index among the real tokens; for padding, that of the last one before it
     order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
     too_long = limit is not None and bound > limit
     if length > 1 and (keeps or too_long) and not torch.compiler.is_compiling():
@@ -157,7 +157,7 @@ def packed(cu_seqlens: Tensor, length: int, rows: tuple[int, int] | None = None)
     document = torch.searchsorted(bounds, column, right=True) - 1
     sizes = bounds.diff()
     longest = 0
-    if not torch.compiler.is_compiling():  # a graph cannot look: the operator does so when it runs
+    if not torch.compiler.is_compiling():  # no values in a graph: the operator checks them when it runs
         document_bounds(cu_seqlens, length)
         longest = int(sizes.max())
     at = (column - bounds[document.clamp(0, len(sizes) - 1)])[None]
@@ -168,7 +168,8 @@ def restarts(position_ids: Tensor) -> Tensor | None:
     """The bounds of the documents in position_ids [B, T], rows laid end to end; None where each row is
     one document that starts at 0.
 
-    A graph cannot look: it gets bounds for as many documents as there are tokens, most of them empty.
+    While a graph is traced, the number of documents is unknown: there are then as many bounds as tokens, and
+    most documents are empty.
     """
     batch, length = position_ids.shape
     first = torch.zeros_like(position_ids, dtype=torch.bool)
@@ -194,7 +195,7 @@ def restarts(position_ids: Tensor) -> Tensor | None:
 def check_positions(position_ids: Tensor, layout: Layout) -> None:
     """Positions follow from the mask and the cache; position_ids that say something else are refused.
 
-    One token at a time they are taken on trust: looking would make a device wait at every step.
+    They are not checked for calls of one token: that would wait for the device at every step.
     """
     if position_ids.shape[1] <= 1 or torch.compiler.is_compiling():
         return
@@ -213,14 +214,14 @@ def check_positions(position_ids: Tensor, layout: Layout) -> None:
         )
 
 
-def unpredictable(
+def loss_exclusion_mask(
     labels: Tensor,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor | None:
-    """bool like labels [B, T]: padding, and the first token of each document, which nothing before it in
-    its own document can predict. None where that is column 0 alone, which no loss looks at."""
+    """bool like labels [B, T]: True for padding and for the first token of each document, which no token of
+    its own document predicts. None where that is column 0 alone, which no loss uses."""
     if attention_mask is not None:
         mask = attention_mask != 0
         return (~mask | (mask.cumsum(1) == 1))[:, -labels.shape[1] :]

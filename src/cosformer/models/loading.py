@@ -1,8 +1,8 @@
-"""The door through which saved models and tokenizers come in, for everything that uses them: generating,
-scoring, training on, measuring.
+"""Loads saved models and tokenizers for everything that uses them: generation, evaluation, training,
+benchmarks.
 
-`from_pretrained` draws what a file lacks, as transformers does, for those who want to change a model. Here a
-model is what was saved, to the last tensor, or it is refused.
+`from_pretrained` initialises tensors that a file lacks, as transformers does, for users who change a model.
+Here a file must have every tensor of the model, or it is refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,8 +32,8 @@ def load_model(head: Any, folder: Any, *, config: CosformerConfig | None = None,
 
 
 def load_body(head: Any, folder: Any, *, config: CosformerConfig | None = None) -> tuple[Any, list[str]]:
-    """As `load_model`, but what stands on top of the body may differ: what the folder lacks of it is drawn.
-    Also returns the names of the tensors that were."""
+    """As `load_model`, but the head may differ: tensors of it that the folder lacks are initialised. Also
+    returns their names."""
     return _load(head, folder, config, None, body_only=True)
 
 
@@ -50,7 +50,7 @@ def load_tokenizer(folder: Any) -> Any:
         raise FileNotFoundError(f"{folder} has no tokenizer.json: tokenizer.save_pretrained writes it.")
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    # The library of tokenizers knows no other class of errors.
+    # `tokenizers` raises no more specific class of errors.
     except Exception as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"the tokenizer of {folder} is damaged ({said}): copy it again.") from error
@@ -66,20 +66,20 @@ def load_weights(model: nn.Module, path: Path) -> None:
         with torch.no_grad():
             for name in stored:
                 into = own[now[name]]
-                into.copy_(placed(finite(name, file.get_tensor(name), path), into))
+                into.copy_(sharded_like(finite(name, file.get_tensor(name), path), into))
 
 
-def placed(x: Tensor, own: Tensor) -> Tensor:
-    """A whole tensor as one that may be shared by processes is: the part of this one."""
+def sharded_like(x: Tensor, own: Tensor) -> Tensor:
+    """x as `own` is: the shard of this process where `own` is a DTensor, else all of it."""
     if not isinstance(own, DTensor):
         return x
-    # Every process has read the same: nobody sends anything.
+    # Every process has read the same tensor, so nothing is sent.
     return distribute_tensor(x.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
 
 
 def compare(model: nn.Module, stored: Stored, where: object, body: str = "") -> list[str]:
-    """Raises unless a file has the tensors of a model, by name, shape and kind. Where `body` is the prefix of
-    a part of the model, only that has to be there; returns what is not, and will have to be drawn."""
+    """Raises unless a file has the tensors of a model, by name, shape and dtype. Where `body` is the prefix
+    of a part of the model, only that part is required; returns the names of missing tensors."""
     own = model.state_dict(keep_vars=True)
     stored = {name: stored[then] for then, name in _names_now(model, stored).items()}
     if body and not any(name.startswith(body) for name in stored):  # saved without a head
@@ -137,7 +137,7 @@ def _load(
 ) -> tuple[Any, list[str]]:
     folder = guard.local_folder(folder, {})
     config = load_config(folder) if config is None else config
-    with torch.device("meta"):  # shapes alone, before memory is taken
+    with torch.device("meta"):  # shapes only, before memory is allocated
         empty = head(config)
     memory.refuse_beyond(memory.of_model(empty), f"the model of {folder}")
     body = f"{head.base_model_prefix}." if body_only else ""
@@ -149,7 +149,7 @@ def _load(
 
 
 def _stored_in(folder: Path) -> Stored:
-    """Names, shapes and kinds of all tensors of a folder."""
+    """Names, shapes and dtypes of all tensors of a folder."""
     found: Stored = {}
     for path in _files(folder):
         with _opened(path) as file:

@@ -76,8 +76,8 @@ class LayerAttention:
         return per_layer(field, getattr(self, field), self.num_hidden_layers, self.num_decoder_layers)
 
     def build_attention(self, layer: int = 0, *, cross: bool = False) -> Attention:
-        """The mechanism of a layer, or of its cross-attention: that has no windows, as the places of two
-        texts do not correspond, and its state, of a source read once, is for queries anywhere."""
+        """The mechanism of a layer, or of its cross-attention: that has no windows, because positions
+        in two texts do not correspond, and because its state, computed once, serves all queries."""
         parameters = self.layer_parameters[layer]
         if cross:
             parameters = {name: value for name, value in parameters.items() if name != "windows"}
@@ -96,8 +96,8 @@ class LayerAttention:
 
     @property
     def attentions(self) -> list[Attention]:
-        """The mechanism of each layer, to be asked what it can do: on the meta device, where nothing is drawn
-        or filled, and the same object for layers that are alike."""
+        """The mechanism of each layer, to query what it can do: on the meta device, without memory, and the
+        same object for equal layers."""
         built: list[tuple[tuple[str, dict[str, Any]], Attention]] = []
         layers: list[Attention] = []
         with torch.device("meta"):
@@ -110,7 +110,7 @@ class LayerAttention:
         return layers
 
     def lacking(self, trait: str) -> str | None:
-        """The first attention among the layers that has not this trait; None where all have it."""
+        """The first attention among the layers without this trait; None where all have it."""
         able = zip(self.attention_names, self.layer_traits, strict=True)
         return next((name for name, traits in able if not getattr(traits, trait)), None)
 
@@ -134,7 +134,7 @@ class LayerAttention:
     @property
     def growing_layers(self) -> tuple[bool, ...]:
         """For each layer, whether its state keeps every token, so that it grows with the text and the last
-        tokens can be taken back."""
+        tokens can be cropped."""
         return tuple(
             traits.recurrent and not traits.constant_state and self.conv_size is None
             for traits in self.layer_traits

@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import can_return_tuple, logging
 
-from cosformer.attention.base import placed
-from cosformer.models import cache_tree as cache_tree  # names the cache to torch.export
+from cosformer.attention.base import with_positions
+from cosformer.models import cache_tree as cache_tree  # registers the cache as a pytree
 from cosformer.models import layout as layouts
 from cosformer.models.base import CosformerLayer, CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 from cosformer.models.layout import Layout
-from cosformer.models.step import short_way
-from cosformer.nn import Memory, build_norm
+from cosformer.models.step import fast_step
+from cosformer.nn import CrossAttentionState, build_norm
 
 logger = logging.get_logger(__name__)
 
@@ -25,7 +25,7 @@ logger = logging.get_logger(__name__)
 class CosformerModel(CosformerPreTrainedModel):
     """Tokens in, hidden states [B, T, hidden_size] out.
 
-    What comes out for a token depends on the real tokens of its own document alone, however they were
+    The output of a token depends on the real tokens of its own document alone, however they were
     padded (attention_mask), packed (cu_seqlens or restarting position_ids) or cut (past_key_values).
 
     Args:
@@ -33,7 +33,7 @@ class CosformerModel(CosformerPreTrainedModel):
         cross_attention: the layers also look at encoder_hidden_states.
     """
 
-    sequence_group: Any = None  # the ranks that share its sequences, where `sequence_parallel` gave it some
+    sequence_group: Any = None  # set by `sequence_parallel`
 
     def __init__(self, config: CosformerConfig, *, cross_attention: bool = False):
         config.check()
@@ -53,7 +53,8 @@ class CosformerModel(CosformerPreTrainedModel):
             CosformerLayer(config, i, causal=bool(config.causal), cross_attention=cross_attention)
             for i in range(config.num_hidden_layers)
         )
-        # Pre-norm leaves its last sum bare; post-norm has a norm after each already, and one on the way in.
+        # Pre-norm needs a norm after the last layer; post-norm has one in every layer, and one after the
+        # embedding.
         self.norm = build_norm(config.norm, config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -87,11 +88,11 @@ class CosformerModel(CosformerPreTrainedModel):
             attention_mask: [B, T], 1 for real tokens and 0 for padding, anywhere; with a cache
                 [B, columns so far + T].
             position_ids: [B, T]; needed only to mark packed documents, by starting at 0 again.
-            past_key_values: what came before.
+            past_key_values: the cache of the tokens before.
             encoder_hidden_states, encoder_attention_mask: [B, S, hidden_size] and [B, S].
             cu_seqlens: bounds of documents packed into one row (B = 1).
             use_cache: return the cache after this call.
-            only_state: of this call nothing but the cache is wanted; a row may then have no token in it.
+            only_state: only the cache is used, and no output; a row may then have no token in this call.
         """
         output_hidden_states = self.hidden_states_wanted(output_hidden_states, output_attentions)
         if self.sequence_group is not None:
@@ -109,32 +110,32 @@ class CosformerModel(CosformerPreTrainedModel):
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)
         if not output_hidden_states and cu_seqlens is None and cache is not None:
-            stepped = short_way(self, x, attention_mask, cache, encoder_hidden_states)
+            stepped = fast_step(self, x, attention_mask, cache, encoder_hidden_states)
             if stepped is not None:
                 return BaseModelOutputWithPastAndCrossAttentions(
                     last_hidden_state=stepped, past_key_values=cache
                 )
         if torch.compiler.is_compiling() and (use_cache or past_key_values is not None):
-            position_ids = None  # a graph cannot look whether they restart, which no text with a cache does
+            position_ids = None  # a graph cannot check whether they restart, and with a cache they do not
         layout = self._layout(x, attention_mask, position_ids, cu_seqlens, cache, only_state)
         if layout.cu_seqlens is not None and cache is not None:
             if use_cache or past_key_values is not None:
                 raise ValueError("packed documents are whole: there is no cache to fill with them.")
             cache = None
-        x = layout.enter(x)
+        x = layout.pack(x)
         x = self.dropout(self.position.embed(x, layout.positions))
         if not self.config.pre_norm:
             x = self.norm(x)
         source, source_mask = self._source(encoder_hidden_states, encoder_attention_mask, layout)
         rotate = self.position.rotation(layout.positions)
-        hidden = [layout.leave(x)] if output_hidden_states else []
+        hidden = [layout.unpack(x)] if output_hidden_states else []
         after = layout.starts + layout.counts
         with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.all_or_nothing():
             for i, block in enumerate(self.layers):
                 entry = None if cache is None else cache.layers[i]
                 before = None if entry is None else entry.state
                 if before is not None:
-                    before = placed(before, layout.starts, layout.seen)
+                    before = with_positions(before, layout.starts, layout.seen)
                 finished = None if entry is None else entry.memory
                 x, state, memory_state = block(
                     x,
@@ -144,18 +145,18 @@ class CosformerModel(CosformerPreTrainedModel):
                     cu_seqlens=layout.cu_seqlens,
                     state=before,
                     return_state=entry is not None,
-                    memory=Memory(source_mask, finished, layout.starts, layout.seen),
+                    memory=CrossAttentionState(source_mask, finished, layout.starts, layout.seen),
                 )
                 if entry is not None:
-                    # `seen` counts padding, where the attention cannot know better without a look at lengths.
-                    state = layout.leave_state(placed(state, after, layout.longest))
+                    # `seen` counts padding, because the lengths would have to be read from the device.
+                    state = layout.unpack_state(with_positions(state, after, layout.longest))
                     entry.put(state, memory_state, layout.columns)
                     entry.made_with = (x.dtype, x.device)
                 if output_hidden_states:
-                    hidden.append(layout.leave(x))
+                    hidden.append(layout.unpack(x))
         if self.config.pre_norm:
             x = self.norm(x)
-        x = layout.leave(x)
+        x = layout.unpack(x)
         if output_hidden_states:
             hidden[-1] = x
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -178,7 +179,7 @@ class CosformerModel(CosformerPreTrainedModel):
             raise ValueError(
                 f"input_ids must be integers, but got {ids.dtype}; embeddings go to inputs_embeds."
             )
-        # On a GPU a look at the numbers would wait for the device, and a graph cannot look.
+        # On a GPU a check of the values would wait for the device, and in a graph there are no values.
         if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             least, most = (int(n) for n in ids.aminmax())
             size = self.embed_tokens.num_embeddings
@@ -241,7 +242,7 @@ class CosformerModel(CosformerPreTrainedModel):
             return self._within(layouts.packed(cu_seqlens, length), None)
         columns = 0 if past is None else past.columns
         mask = None if attention_mask is None else self.own_mask(attention_mask, batch, length, columns)
-        # A mask of ones hides nothing; on a GPU a look would wait for the device, and a graph cannot look.
+        # A mask of ones hides nothing; on a GPU checking it would wait for the device.
         looks = mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
         if mask is None or (looks and mask.all()):
             layout = layouts.whole(batch, length, x.device, past)
@@ -261,7 +262,7 @@ class CosformerModel(CosformerPreTrainedModel):
                 f"{list(mask.shape)}."
             )
         own = mask[:, columns:]
-        # Looked at where that is free, as input_ids are.
+        # Checked on CPUs alone, as input_ids are.
         if mask.dtype != torch.bool and mask.device.type == "cpu" and not torch.compiler.is_compiling():
             wrong = (own != 0) & (own != 1)
             if wrong.any():
@@ -281,7 +282,7 @@ class CosformerModel(CosformerPreTrainedModel):
         return layout
 
     def check_length(self, longest: int, cache: CosformerCache | None) -> None:
-        """Raises where a text of this length is past the end."""
+        """Raises where a text of this length is too long for the model."""
         limit = self.limit
         if limit is not None and longest > limit:
             assert self.config.horizon is not None
@@ -292,7 +293,7 @@ class CosformerModel(CosformerPreTrainedModel):
     def _source(
         self, hidden: Tensor | None, mask: Tensor | None, layout: Layout
     ) -> tuple[Tensor | None, Tensor | None]:
-        """What cross-attention looks at: real tokens first, as everywhere, and which they are."""
+        """The source of cross-attention, real tokens first, and its mask of real tokens."""
         if hidden is None:
             return None, None
         if layout.cu_seqlens is not None:
@@ -304,4 +305,4 @@ class CosformerModel(CosformerPreTrainedModel):
         own = layouts.padded(
             self.own_mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1], keeps=False
         )
-        return own.enter(hidden), own.real
+        return own.pack(hidden), own.real

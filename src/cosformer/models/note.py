@@ -1,4 +1,4 @@
-"""The note beside saved weights that tells somebody who knows transformers alone how to read them."""
+"""The README beside saved weights that says how to load them."""
 
 from pathlib import Path
 
@@ -20,6 +20,6 @@ Other people's programs are started with it: `cosformer run -- lm_eval ...`.
 
 
 def write_note(folder: Path, architecture: str) -> None:
-    """Writes the note, unless the folder has one; where it is no folder of this machine, nothing."""
+    """Writes the README, unless the folder has one; does nothing where it is no local folder."""
     if folder.is_dir() and not (folder / NAME).exists():
         (folder / NAME).write_text(NOTE.format(architecture=architecture), encoding="utf-8")

@@ -19,7 +19,7 @@ class PackingCollator:
     not predicted. Every language model of `cosformer.models` takes the result.
 
     Args:
-        max_tokens: of a row, or None; documents that do not fit any more are an error, not lost.
+        max_tokens: of a row, or None; documents that do not fit raise an error.
     """
 
     max_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""A long context read in pieces: what a call needs beside the state then does not grow with the context."""
+"""Chunked prefill: memory beside the state does not grow with the length of the context."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,11 @@ from cosformer.models.cache import CosformerCache
 if TYPE_CHECKING:
     from cosformer.models.model import CosformerModel
 
-TOKENS = 16_384  # of a piece, those of all rows together
-FEWEST = 64  # columns of a piece
+TOKENS = 16_384  # of a chunk, over all rows
+FEWEST = 64  # columns of a chunk
 
 
-def read_in_pieces(
+def chunked_prefill(
     model: "CosformerModel",
     cache: CosformerCache,
     input_ids: Tensor | None,
@@ -22,11 +22,11 @@ def read_in_pieces(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
 ) -> Any:
-    """The model's output for the last piece of a call whose outputs are wanted for its last column alone;
-    None where the call is short, or of another kind.
+    """The model's output for the last chunk of a call that needs the output of its last column alone; None
+    where the call is short, or cannot be split.
 
-    Rows are aligned at the end first, so that the last real token of each is in the last column: what a token
-    gets does not depend on where the padding is. A call that fails leaves the cache as it was.
+    Rows are aligned at the end first, so that the last real token of each is in the last column: outputs do
+    not depend on where the padding is. A call that fails leaves the cache as it was.
     """
     given = input_ids if inputs_embeds is None else inputs_embeds
     if given is None or (input_ids is not None and inputs_embeds is not None):
@@ -35,7 +35,7 @@ def read_in_pieces(
     size = max(FEWEST, TOKENS // batch)
     if length <= size or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return None
-    # A state that grows makes each piece look at all keys before it, masks and scores written out.
+    # With a state that grows, each chunk sees all keys before it, with masks and scores in memory.
     if not model.traits.constant_state:
         return None
     own = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
@@ -49,7 +49,7 @@ def read_in_pieces(
     if real is not None:
         counts = real.sum(1)
         longest = int((counts if past is None else counts + past.positions).max())
-        order = real.to(torch.uint8).argsort(dim=1, stable=True)  # padding in front
+        order = real.to(torch.uint8).argsort(dim=1, stable=True)  # padding first
         parts = {name: _along(x, order) for name, x in parts.items()}
         real = _along(real, order)
         before = real.new_ones(batch, columns)

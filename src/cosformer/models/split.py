@@ -15,7 +15,7 @@ from cosformer.distributed import SequenceGroup, Shard, sequence_group
 from cosformer.distributed.exchange import group_gather, group_sum
 from cosformer.distributed.group import AnyGroup
 from cosformer.models.config import CosformerConfig
-from cosformer.models.layout import unpredictable
+from cosformer.models.layout import loss_exclusion_mask
 from cosformer.models.pooling import pool
 from cosformer.models.targets import IGNORED
 from cosformer.ops.packing import document_bounds
@@ -59,7 +59,7 @@ def sequence_parallel(model: M, group: AnyGroup) -> M:
 
 @contextmanager
 def with_whole_sequences(model: nn.Module) -> Iterator[None]:
-    """Within, each rank calls the model with whole sequences of its own."""
+    """Inside this context, each rank calls the model with whole sequences of its own."""
     found = [m for m in model.modules() if getattr(m, "sequence_group", None) is not None]
     groups = [cast(Any, m).sequence_group for m in found]
     for m in found:
@@ -77,7 +77,7 @@ def shard_batch(batch: Mapping[str, Any], group: AnyGroup, *, causal: bool) -> d
     Tokens [B, T] are padded at the end to a multiple of the ranks; the padding is masked, or a document of
     its own where documents are packed. Padding elsewhere is moved to the end. Labels of a causal model become
     `shift_labels`, so that a token at the end of a shard has the first of the next one as its target, and
-    `num_items_in_batch` says how many labels count in the whole batch. What has no tokens is left as it is.
+    `num_items_in_batch` says how many labels count in the whole batch. Other entries are left as they are.
 
     Args:
         batch: input_ids or inputs_embeds, and attention_mask, labels, cu_seqlens where there are any; those
@@ -111,7 +111,7 @@ def _sharded(
     labels, made = batch.get("labels") if not prefix else None, dict[str, Any]()
     if labels is not None and labels.shape[:2] == tokens.shape[:2]:
         if causal:
-            blind = unpredictable(labels, mask, None, cu_seqlens)
+            blind = loss_exclusion_mask(labels, mask, None, cu_seqlens)
             labels = labels if blind is None else labels.masked_fill(blind, IGNORED)
     else:
         labels = None
@@ -162,7 +162,7 @@ def forward(
         shard = _shard(model, x, attention_mask, cu_seqlens)
     except (TypeError, ValueError) as found:
         error = found
-    # The one look at what others do, for all layers: between hosts, before anything is sent that could fail.
+    # The ranks compare their calls once for all layers, between hosts, before anything else is sent.
     documents = "" if shard.packed is None else f", documents {hash(shard.packed):x}"
     masked = "" if attention_mask is None else ", attention_mask"
     group.agree(f"tokens {list(x.shape)}, {x.dtype}, training={model.training}{masked}{documents}", error)
@@ -214,7 +214,7 @@ def _lengths(model: Any, mask: Tensor, shard: Shard) -> Tensor:
     dist.all_gather(every, counts, group=shard.group.group)
     by_rank = torch.stack(every)
     lengths = by_rank.sum(0)
-    if lengths.device.type == "cpu":  # elsewhere a look would wait for the device
+    if lengths.device.type == "cpu":  # elsewhere a check would wait for the device
         starts = torch.arange(shard.group.size)[:, None] * shard.length
         if not torch.equal(by_rank, (lengths - starts).clamp(0, shard.length)):
             raise ValueError(_PADDED)

@@ -1,4 +1,4 @@
-"""One token a row behind a cache: the short way through the layers, without the general layout, validation
+"""Decoding steps of one token per row: a fast path through the layers, without the general layout, validation
 and dispatch in each of them."""
 
 from collections.abc import Sequence
@@ -9,28 +9,28 @@ from torch import Tensor
 
 from cosformer.attention import State
 from cosformer.models.cache import CosformerCache
-from cosformer.nn import Block, Memory
+from cosformer.nn import Block, CrossAttentionState
 from cosformer.nn.state import TokenStep
 from cosformer.ops.one_token import StepWeights
 
 if TYPE_CHECKING:
     from cosformer.models.model import CosformerModel
 
-DEVICES: tuple[str, ...] = ("cpu", "cuda")  # that it has been tried on
+DEVICES: tuple[str, ...] = ("cpu", "cuda")  # where it has been tested
 
 
-def short_way(
+def fast_step(
     model: "CosformerModel",
     x: Tensor,
     attention_mask: Tensor | None,
     cache: CosformerCache,
     source: Tensor | None,
 ) -> Tensor | None:
-    """Hidden states [B, 1, hidden_size] of embedded tokens x [B, 1, hidden_size]: one real token a row,
-    behind a cache that this model has filled, without gradients. None where the call is of another kind.
+    """Hidden states [B, 1, hidden_size] of embedded tokens x [B, 1, hidden_size]: one real token per row,
+    given a cache that this model has filled, without gradients. None where the call is not such a step.
 
-    What a general call asks of every layer is asked once here. The cache changes after the last layer: a call
-    that fails leaves it as it was.
+    What a general call checks in every layer is checked once here. The cache is updated after the last layer,
+    so that a call that fails leaves it as it was.
     """
     past = cache.past
     if past is None or x.shape[1] != 1 or x.shape[0] != past.positions.shape[0]:
@@ -80,7 +80,7 @@ def through_layers(
     after = []
     for i, block in enumerate(model.layers):
         before, into = states[i]
-        memory = None if source is None else Memory(None, memories[i], positions, seen)
+        memory = None if source is None else CrossAttentionState(None, memories[i], positions, seen)
         x, state, _ = block(
             x,
             source,

@@ -1,4 +1,4 @@
-"""Heads that say something of each token: its label, or whether an answer begins or ends there."""
+"""Heads with an output per token: its label, or whether an answer begins or ends there."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from cosformer.models.targets import IGNORED, without
 
 
 class _Tagger(CosformerPreTrainedModel):
-    """The model, and a number of scores for each token."""
+    """The model, and a linear layer to the scores of each token."""
 
     splits_sequences = False
 

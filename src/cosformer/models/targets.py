@@ -1,9 +1,9 @@
-"""What the columns of a language model have to say, for its loss."""
+"""Targets of a language model's loss."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.models.layout import unpredictable
+from cosformer.models.layout import loss_exclusion_mask
 
 IGNORED = -100  # a target that carries no loss
 
@@ -16,16 +16,16 @@ def next_tokens(
     cu_seqlens: Tensor | None,
     ignore_index: int | None,
 ) -> Tensor | None:
-    """The target of each column [B, T]: the token behind it, IGNORED where no loss is wanted, where that is
+    """The target of each column [B, T]: the next token; IGNORED where no loss is asked for, where that is
     padding, and where it begins another document. None without labels.
 
-    `shift_labels` are targets already, and go before labels: where a text is cut among processes, what stands
-    behind the last column is known to the caller alone, and is taken as it is given.
+    `shift_labels` are targets already, and are used in place of labels: where a sequence is split over
+    processes, only the caller knows the token after the last column.
     """
     given = labels if shift_labels is None else shift_labels
     if given is None:
         return None
-    hidden = unpredictable(given, attention_mask, position_ids, cu_seqlens)
+    hidden = loss_exclusion_mask(given, attention_mask, position_ids, cu_seqlens)
     if shift_labels is None:
         given = given if hidden is None else given.masked_fill(hidden, IGNORED)
         given = F.pad(given[:, 1:], (0, 1), value=IGNORED)
@@ -35,5 +35,5 @@ def next_tokens(
 
 
 def without(targets: Tensor, ignore_index: int | None) -> Tensor:
-    """Targets with IGNORED in place of another number that means the same."""
+    """Targets with IGNORED in place of `ignore_index`."""
     return targets if ignore_index is None else targets.masked_fill(targets == ignore_index, IGNORED)

@@ -1,4 +1,4 @@
-"""Tokenizers that need no download: bytes as they are, and byte-pair encoding trained on the spot.
+"""Tokenizers that need no download: single bytes, and byte-pair encoding trained from texts.
 
 Both are ordinary fast tokenizers of transformers: they save and load beside a model, and AutoTokenizer
 finds them.
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cosformer.ops.checks import positive_int
 
-# In this order behind the 256 bytes, or in front of what byte-pair encoding has learned.
+# In this order after the 256 bytes, or before the tokens that byte-pair encoding has learned.
 SPECIAL = {
     "pad_token": "<pad>",
     "bos_token": "<bos>",
@@ -27,7 +27,7 @@ SPECIAL = {
 def byte_tokenizer(*, max_length: int | None = None, padding_side: str = "left") -> Any:
     """Token b is byte b of the UTF-8 text, for b below 256; then come the special tokens.
 
-    Whatever text goes in comes out again. The default vocabulary of `CosformerConfig` fits.
+    Every text is decoded to itself. The default vocabulary of `CosformerConfig` fits.
     """
     alphabet = _bytes_as_characters()
     vocabulary = {character: byte for byte, character in enumerate(alphabet)}
@@ -43,7 +43,7 @@ def train_bpe(
 ) -> Any:
     """Byte-pair encoding (Sennrich et al., 2016, arXiv:1508.07909) over bytes, learned from texts.
 
-    No text is unknown to it: what was never seen falls apart into bytes.
+    Every text can be encoded: what was not seen in training is split into bytes.
     """
     if isinstance(texts, str):
         raise TypeError("texts must be a list of strings, or an iterator over them, but got one string.")
@@ -90,7 +90,7 @@ def _bytes_as_characters() -> list[str]:
 
 def _finished(tokenizer: Tokenizer, max_length: int | None, padding_side: str) -> Any:
     if tokenizer.pre_tokenizer is None:
-        # No splitting into words: without merges there is nothing to keep apart.
+        # No splitting into words, which matters only for merges.
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL.values()))

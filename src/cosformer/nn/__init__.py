@@ -1,7 +1,7 @@
 """Modules: multi-head attention around any mechanism, feed-forward, norm, and the block of them."""
 
 from cosformer.nn.attention import CosformerAttention
-from cosformer.nn.block import Block, BlockOutput, Memory
+from cosformer.nn.block import Block, BlockOutput, CrossAttentionState
 from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.feedforward import FeedForward
 from cosformer.nn.gate import OutputGate
@@ -15,8 +15,8 @@ __all__ = [
     "BlockOutput",
     "ConvolvedState",
     "CosformerAttention",
+    "CrossAttentionState",
     "FeedForward",
-    "Memory",
     "MultiheadAttention",
     "OutputGate",
     "ShortConvolution",

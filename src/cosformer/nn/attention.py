@@ -23,7 +23,7 @@ class CosformerAttention(Projections):
         num_heads: query heads; embed_dim must be a multiple of it.
         kdim, vdim: width of key and value, embed_dim unless given.
         num_kv_heads: key and value heads, num_heads unless given (grouped heads).
-        causal: a position sees itself and what came before.
+        causal: a position sees itself and earlier ones.
         horizon: M of the operator; needed where a state is carried, unless every head has a window. None:
             the length of the call.
         windows: an int or None for each key-value head, as in the operator; None: no head has one.

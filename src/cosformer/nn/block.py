@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor, nn
 
 from cosformer.attention import State
-from cosformer.attention.base import placed
+from cosformer.attention.base import with_positions
 from cosformer.nn.feedforward import FeedForward
 from cosformer.nn.multihead import MultiheadAttention
 from cosformer.nn.state import TokenStep
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Memory:
+class CrossAttentionState:
     """What cross-attention knows of its source [B, S, width]: key_mask [B, S], or the finished state.
 
-    Where `state` is given, the source has become it once and for all; the queries of the call then
-    start at `positions` [B], of which `seen` is the largest.
+    Where `state` is given, it replaces the source; the queries of the call then start at `positions` [B], of
+    which `seen` is the largest.
     """
 
     key_mask: Tensor | None = None
@@ -79,7 +79,7 @@ class Block(nn.Module):
         cu_seqlens: Tensor | None = None,
         state: State | None = None,
         return_state: bool = False,
-        memory: Memory | None = None,
+        memory: CrossAttentionState | None = None,
         step: TokenStep | None = None,
         shard: "Shard | None" = None,
     ) -> BlockOutput:
@@ -105,13 +105,13 @@ class Block(nn.Module):
             if source is None:
                 raise ValueError("this block has cross-attention: source must be given.")
             query = self._before(x, self.cross_attention_norm)
-            y, memory_state = self._cross(query, source, memory or Memory(), return_state)
+            y, memory_state = self._cross(query, source, memory or CrossAttentionState(), return_state)
             x = self._after(x, y, self.cross_attention_norm)
         y = self.feed_forward(self._before(x, self.feed_forward_norm))
         return BlockOutput(self._after(x, y, self.feed_forward_norm), state, memory_state)
 
     def _cross(
-        self, x: Tensor, source: Tensor, memory: Memory, return_state: bool
+        self, x: Tensor, source: Tensor, memory: CrossAttentionState, return_state: bool
     ) -> tuple[Tensor, State | None]:
         """Queries and source both count from 0: the offset between them is none."""
         assert self.cross_attention is not None
@@ -119,7 +119,7 @@ class Block(nn.Module):
             return self.cross_attention(
                 x, source, key_mask=memory.key_mask, query_offset=0, return_state=return_state
             )
-        here = placed(memory.state, memory.positions, memory.seen)
+        here = with_positions(memory.state, memory.positions, memory.seen)
         y, _ = self.cross_attention(x, source[:, :0], state=here, query_offset=0)
         return y, memory.state
 

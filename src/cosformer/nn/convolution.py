@@ -3,8 +3,8 @@
     causal      y_t = x_t + sum_{j = 0 .. K-1} w_j x_{t-j}
     both sides  y_t = x_t + sum_{j = -r .. r}  w_j x_{t-j},   r = floor(K / 2)
 
-What lies outside of a token's own document, or in padding, is 0. The weights are the difference from the
-identity, so that small ones leave the tokens nearly as they came.
+Inputs outside of a token's own document, and padding, are 0. The weights are the difference from the
+identity: small ones change the tokens little.
 """
 
 from typing import TYPE_CHECKING
@@ -35,14 +35,14 @@ class ShortConvolution(nn.Module):
         self.channels, self.size = positive_int("channels", channels), positive_int("size", size)
         self.causal = flag("causal", causal)
         reach = self.size // 2
-        # How far back each weight looks; behind the token itself where negative.
+        # Distance of each weight's input, back in time; later tokens where negative.
         self.distances = tuple(range(self.size)) if causal else tuple(range(-reach, reach + 1))
         self.weight = nn.Parameter(torch.empty(channels, len(self.distances)))
         self.reset_parameters()
 
     @property
     def memory(self) -> int:
-        """Inputs that a state holds."""
+        """The number of inputs in a state."""
         return self.size - 1
 
     def reset_parameters(self) -> None:
@@ -104,7 +104,7 @@ class ShortConvolution(nn.Module):
         if not return_state:
             return y, None
         if lengths is None:
-            return y, around[:, length:].clone()  # a view would keep all of the call's inputs alive
+            return y, around[:, length:].clone()  # a view would keep all inputs of the call in memory
         last = lengths[:, None] + torch.arange(self.memory, device=x.device)
         return y, around.gather(1, last[..., None].expand(-1, -1, self.channels))
 
@@ -124,7 +124,7 @@ class ShortConvolution(nn.Module):
             part = around[back - j : back - j + length] * weight[:, i]
             y = y + part.masked_fill(foreign[:, None], 0)
         if state is not None and length > 0:
-            # What the past adds to the first K - 1 tokens of each document.
+            # The contribution of the state to the first K - 1 tokens of each document.
             nothing = x.new_zeros(len(sizes), self.memory, self.channels)
             part, _ = self._rows(nothing, None, state, False)
             begin = torch.arange(self.memory, device=x.device)
@@ -137,7 +137,7 @@ class ShortConvolution(nn.Module):
         """The last K - 1 inputs of each document of x [T, channels], those before this call included."""
         if state is None:
             state = x.new_zeros(len(sizes), self.memory, self.channels)
-        place = sizes[:, None] + torch.arange(-self.memory, 0, device=x.device)  # before 0: of the state
+        place = sizes[:, None] + torch.arange(-self.memory, 0, device=x.device)  # negative: in the state
         row = torch.arange(len(sizes), device=x.device)[:, None]
         before = state.to(x.dtype)[row, (self.memory + place).clamp_max(self.memory - 1)]
         own = before if x.shape[0] == 0 else x[(starts[:, None] + place).clamp_min(0)]

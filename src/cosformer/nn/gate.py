@@ -5,14 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 KINDS = ("silu", "sigmoid")
-# silu(1.2785) = 1: the output passes as it came. A sigmoid begins at 1/2 everywhere, where it learns fastest.
+# silu(1.2785) = 1: the gate starts as the identity. A sigmoid starts at 1/2, where its slope is largest.
 _INITIAL_BIAS = {"silu": 1.2785, "sigmoid": 0.0}
 
 
 class OutputGate(nn.Module):
-    """What the output of attention is multiplied by, [B, T, size] from x [B, T, size].
+    """The factor of the output of attention, [B, T, size] from x [B, T, size].
 
-    It has a bias whatever other projections have: small weights then leave the output nearly as it was,
+    It has a bias even where projections have none: with small weights, the output is then nearly unchanged,
     and not nearly 0 (silu).
 
     Args:
@@ -25,17 +25,17 @@ class OutputGate(nn.Module):
         if kind not in KINDS:
             raise ValueError(f"output_gate must be None or one of {', '.join(KINDS)}, but got {kind!r}.")
         self.kind, self.proj = kind, nn.Linear(size, size, bias=False)
-        # Not the projection's: a model draws the biases of all projections as zeros.
+        # Not that of the projection: a model initialises biases of projections with zeros.
         self.bias = nn.Parameter(torch.empty(size))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The bias alone: the weights are drawn as those of every projection."""
+        """The bias alone: the weights are initialised as those of every projection."""
         nn.init.constant_(self.bias, _INITIAL_BIAS[self.kind])
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.proj(x)
-        gate = gate + self.bias.to(gate.dtype)  # which autocast leaves in float32
+        gate = gate + self.bias.to(gate.dtype)  # autocast leaves the bias in float32
         return F.silu(gate) if self.kind == "silu" else gate.sigmoid()
 
     def extra_repr(self) -> str:

@@ -32,7 +32,7 @@ class MultiheadAttention(Projections):
         attention: the mechanism, from `attention.build`.
         kdim, vdim: width of key and value, embed_dim unless given.
         num_kv_heads: key and value heads, num_heads unless given (grouped heads).
-        causal: a position sees itself and what came before.
+        causal: a position sees itself and earlier ones.
         bias: of the projections.
         conv_size: tokens that a `ShortConvolution` of q, k and v reads, or None; for self-attention.
         qk_norm: an RMS norm of each head's queries and keys, with a learned scale.
@@ -75,7 +75,7 @@ class MultiheadAttention(Projections):
         )
         self.attention, self.causal = attention, flag("causal", causal)
         kv_width = self.num_kv_heads * self.head_dim
-        # What the mechanism does not read is neither projected nor convolved nor normalised.
+        # Inputs that the mechanism does not read are neither projected nor convolved nor normalised.
         self.widths = [kv_width if part in "kv" else embed_dim for part in "qkv" if part in reads]
         self.convolution = None
         if conv_size is not None:
@@ -109,9 +109,9 @@ class MultiheadAttention(Projections):
         the mechanism, or a `ConvolvedState` around it.
 
         `rotate` is what a position does (its `rotation`) to the heads of q and k [B, T, heads, head_dim];
-        `step` says that this is one token a row behind `state`, for which the mechanism has a shorter way;
-        `shard` says that the tokens are a part of a sequence that the ranks of a group share, of which
-        `lengths` then speaks; the other arguments are the mechanism's.
+        `step` marks a call of one token per row after `state`, for which the mechanism has a faster method;
+        with `shard`, the tokens are a part of a sequence that the ranks of a group share, and `lengths`
+        are those of the whole sequence; the other arguments are the mechanism's.
         """
         if shard is not None:
             return self._over_group(query, rotate, lengths, shard), None
@@ -123,9 +123,9 @@ class MultiheadAttention(Projections):
                     "key must be left out where conv_size is given: the convolution is for self-attention. "
                     "Build cross-attention without conv_size."
                 )
-            came, state = _apart(state)
+            conv_state, state = _apart(state)
             where: dict[str, Any] = {"key_mask": key_mask, "lengths": lengths, "cu_seqlens": cu_seqlens}
-            q, k, v, inputs = self._convolved(q, k, v, state=came, return_state=return_state, **where)
+            q, k, v, inputs = self._convolved(q, k, v, state=conv_state, return_state=return_state, **where)
         if self.q_norm is not None:
             q = self.q_norm(q)
         if self.k_norm is not None:
@@ -160,8 +160,8 @@ class MultiheadAttention(Projections):
         return self.merge(out), after
 
     def _over_group(self, x: Tensor, rotate: Rotate | None, lengths: Tensor | None, shard: "Shard") -> Tensor:
-        """Self-attention over a sequence group. Keys and values come first: what they send is on its way
-        while the queries and the gate are computed."""
+        """Self-attention over a sequence group. Keys and values are computed first, so that communication
+        overlaps with the queries and the gate."""
         if self.convolution is not None:
             q, k, v, _ = self._convolved(*self.project(x, None, None), shard=shard, lengths=lengths)
         else:
@@ -199,7 +199,7 @@ class MultiheadAttention(Projections):
             name: part.unflatten(-1, (-1, self.head_dim))
             for name, part in zip(names, x.split(self.widths, -1), strict=True)
         }
-        # Where a mechanism has no keys, the values stand in for their shape.
+        # Where a mechanism reads no keys, the values have the same shape.
         return heads.get("q", q), heads.get("k", heads["v"]), heads["v"], inputs
 
     def extra_repr(self) -> str:

@@ -4,7 +4,7 @@ With scores f_1 .. f_V and the label y, the softmax is bounded from below by pai
 
     log p(y) >= sum_{n != y} log sigmoid(f_y - f_n),
 
-with equality for two classes. A sum over classes may be sampled: with S drawn evenly among
+with equality for two classes. A sum over classes may be sampled: with S sampled uniformly among
 the others,
 
     (V - 1) / |S| sum_{n in S} log sigmoid(f_y - f_n)
@@ -39,11 +39,11 @@ def one_vs_each_loss(
     """Minus the bound, averaged over the labels that count (0 where none does).
 
     Args:
-        hidden: [..., C], what the scores are made of.
+        hidden: [..., C], the hidden states that the scores are computed from.
         weight: [V, C], the output embedding; bias [V] beside it.
         labels: [...], class numbers; ignore_index where no loss is wanted.
-        samples: classes to compare the label with, at least 2, drawn anew at each call and shared by all
-            positions; None: all of them.
+        samples: number of classes to compare the label with, at least 2, sampled at each call and shared by
+            all positions; None: all of them.
         num_items: divide by this in place of the number of labels that count.
     """
     classes = weight.shape[0]

@@ -20,7 +20,7 @@ class Projections(nn.Module):
         kdim, vdim: width of key and value, embed_dim unless given.
         num_kv_heads: key and value heads, num_heads unless given (grouped heads).
         bias: of the projections.
-        reads: which of q, k and v are wanted; what is not is never projected.
+        reads: which of q, k and v are projected.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Projections(nn.Module):
     def project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The heads of q, k and v. key defaults to query, value to key. Where q or k is not wanted, something
-        of its shape stands in its place."""
+        """The heads of q, k and v. key defaults to query, value to key. Where q or k is not projected, a
+        tensor of its shape takes its place."""
         if key is None and value is not None:
             raise ValueError("value was given without key: give both, or key alone (value is then the key).")
         key = query if key is None else key

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from cosformer.attention import State
-from cosformer.attention.base import placed
+from cosformer.attention.base import with_positions
 from cosformer.ops.checks import positive_int
 from cosformer.ops.one_token import StepWeights
 
@@ -74,7 +74,7 @@ class ConvolvedState:
 
     def with_positions(self, positions: Tensor, seen: int) -> "ConvolvedState":
         """The same past, with the next token of each row at these positions."""
-        return replace(self, attention=placed(self.attention, positions, seen))
+        return replace(self, attention=with_positions(self.attention, positions, seen))
 
 
 pytree.register_dataclass(

@@ -19,8 +19,8 @@ def length_or(horizon: float | None, q: Tensor, k: Tensor) -> float:
 
 def angle(positions: Tensor, horizon: float) -> Tensor:
     """(pi/2) positions / M; any shape."""
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    return positions.to(wide) * (math.pi / 2 / horizon)
+    dtype = torch.float32 if positions.device.type == "mps" else torch.float64
+    return positions.to(dtype) * (math.pi / 2 / horizon)
 
 
 def cos_sin(positions: Tensor, horizon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Who can run the operator, and why not.
+"""Which backends can run a call of the operator, and why others cannot.
 
 A backend declares what it cannot do: `not_supported_reasons` answers with sentences, none if it can
 serve. "auto" takes the first that can; a named backend obeys or raises with its reasons.
@@ -30,13 +30,13 @@ class Result(NamedTuple):
 
 
 class NotServed(ValueError):
-    """Nobody who was asked can run this call; the message says why not, each for himself."""
+    """No backend that was asked can run this call; the message has the reasons of each."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """`not_supported_reasons` and `run` take validated calls; `seen` is how many positions a carried state
-    has seen at most, None where none comes or goes."""
+    """`not_supported_reasons` and `run` take validated calls; `seen` is an upper bound of the positions
+    that a carried state has seen, None without a state."""
 
     name: str
     summary: str
@@ -106,13 +106,13 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-# GPUs that were found able, so that nobody asks again in every call. A graph that looked here would be
+# GPUs that were found able, so that it is not checked in every call. A graph that read this set would be
 # compiled again after the first call outside of it.
 _able: set[torch.device] = set()
 
 
 def _no_triton() -> str | None:
-    # torch.compile cannot trace the question; it needs Triton itself, wherever there is a GPU.
+    # torch.compile cannot trace this check; it needs Triton itself wherever there is a GPU.
     traced = torch.compiler.is_compiling()
     if not traced and _able:
         return None
@@ -123,7 +123,7 @@ def _no_triton() -> str | None:
     return None
 
 
-_WIDEST = 256  # features: where the tables of ops/triton/configs.py end
+_WIDEST = 256  # features, the largest size in ops/triton/configs.py
 
 
 def _not_for_triton(args: AttentionArgs, seen: int | None) -> list[str]:

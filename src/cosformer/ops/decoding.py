@@ -29,8 +29,8 @@ def decode_step(
 
     As `cosformer_attention(..., causal=True, state=state, return_state=True)`, without gradients, but
     the tensors of `state` are overwritten and belong to the state that is returned: the given one must
-    not be used again. `positions` advances with every replay of a CUDA graph; `seen`, a number, cannot:
-    whoever replays a graph counts, and stops at the horizon.
+    not be used again. `positions` advances with every replay of a CUDA graph; `seen`, an int, cannot:
+    the caller has to count replays, and stop at the horizon.
     """
     check_call(q, k, v, key_mask, None, None, state)
     if q.shape[1] != 1 or k.shape[1] != 1:

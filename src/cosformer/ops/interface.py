@@ -1,8 +1,8 @@
-"""The public function: what its arguments mean, whether they fit together, and who computes it."""
+"""The public function: what its arguments mean, validation, and the choice of a backend."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -16,63 +16,36 @@ from cosformer.ops.validation import check_call, check_distances, horizon_of, ma
 from cosformer.ops.windows import Windows, check_windows, last_keys, public, same_windows
 
 
+class _Options(TypedDict, total=False):
+    """The keyword arguments of the operator but for `return_state`, which decides what it returns."""
+
+    causal: bool
+    horizon: float | None
+    windows: Sequence[int | None] | None
+    key_mask: Tensor | None
+    query_offset: int | None
+    cu_seqlens: Tensor | None
+    eps: float
+    lengths: Tensor | None
+    state: CosformerState | None
+    backend: str
+
+
 @overload
 def cosformer_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = ...,
-    horizon: float | None = ...,
-    windows: Sequence[int | None] | None = ...,
-    key_mask: Tensor | None = ...,
-    query_offset: int | None = ...,
-    cu_seqlens: Tensor | None = ...,
-    eps: float = ...,
-    lengths: Tensor | None = ...,
-    state: CosformerState | None = ...,
-    return_state: Literal[False] = ...,
-    backend: str = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, return_state: Literal[False] = ..., **options: Unpack[_Options]
 ) -> Tensor: ...
 
 
 @overload
 def cosformer_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = ...,
-    horizon: float | None = ...,
-    windows: Sequence[int | None] | None = ...,
-    key_mask: Tensor | None = ...,
-    query_offset: int | None = ...,
-    cu_seqlens: Tensor | None = ...,
-    eps: float = ...,
-    lengths: Tensor | None = ...,
-    state: CosformerState | None = ...,
-    return_state: Literal[True],
-    backend: str = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, return_state: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Tensor, CosformerState]: ...
 
 
 @overload
 def cosformer_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = ...,
-    horizon: float | None = ...,
-    windows: Sequence[int | None] | None = ...,
-    key_mask: Tensor | None = ...,
-    query_offset: int | None = ...,
-    cu_seqlens: Tensor | None = ...,
-    eps: float = ...,
-    lengths: Tensor | None = ...,
-    state: CosformerState | None = ...,
-    return_state: bool,
-    backend: str = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, return_state: bool, **options: Unpack[_Options]
 ) -> Tensor | tuple[Tensor, CosformerState]: ...
 
 
@@ -105,7 +78,7 @@ def cosformer_attention(
         v: values [B, Tk, Hk, Dv].
         causal: query i sees the keys at its own position and before.
         horizon: M, the distance at which a weight reaches zero. None means max(Tq, Tk), the paper's
-            choice; state it wherever the same text may come at another length (padded, packed, cut).
+            choice; give it wherever the same text may occur at another length (padded, packed, cut).
             A distance beyond it is an error: the weights would turn negative.
         windows: an int W or None for each key-value head. A head with a window weighs
             cos((pi/2)(i - j)/W) for |i - j| < W and 0 beyond; one without has `horizon` as M. Above 256 a
@@ -118,9 +91,9 @@ def cosformer_attention(
         cu_seqlens: int [N + 1], bounds of N documents packed into one row (B = 1, Tq = Tk); no
             document sees another. States then have a row for each document.
         eps: lower bound of the denominator.
-        lengths: int [B], how many of the Tk columns belong to each row. Those behind are padding: they are
-            masked, and the outgoing state stands behind the last column that is not.
-        state: what came before this call's keys, from `return_state`.
+        lengths: int [B], how many of the Tk columns belong to each row. The rest are padding: they are
+            masked, and the outgoing state is that after the last column that is not.
+        state: the state before this call's keys, from `return_state` of the call before.
         return_state: also return the state after this call's keys.
         backend: "auto", or one of `cosformer.backends()` by name.
 
@@ -151,7 +124,7 @@ def cosformer_attention(
     if backend not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
     args = _args(q, k, v, causal, m, of_heads, key_mask, offset, cu_seqlens, eps, state, return_state)
-    # A state counts from the first key: that it is asked for fixes the origin there.
+    # A state counts positions from the first key.
     seen = state.seen if state is not None else 0 if return_state else None
     chosen = choose(backend, args, seen)
     out, numerator, denominator = chosen.run(args)
@@ -196,7 +169,7 @@ def _args(
 def _seen_after(
     args: AttentionArgs, lengths: Tensor | None, state: CosformerState | None
 ) -> tuple[Tensor, int]:
-    """How many positions each row has seen after this call, and a bound on it that needs no look."""
+    """The positions each row has seen after this call, and an upper bound that needs no synchronisation."""
     assert args.positions is not None
     bound = args.k.shape[1] + (0 if state is None else state.seen)
     added = lengths if args.cu_seqlens is None else args.cu_seqlens.diff()

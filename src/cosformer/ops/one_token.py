@@ -1,5 +1,5 @@
-"""One token a row behind a state: on CUDA devices a kernel, else a few operations of PyTorch, the same number
-whatever came before.
+"""One token per row after a state: on CUDA devices a kernel, else a few operations of PyTorch, whose number
+does not depend on the past.
 
 With x' = ReLU(x) and phi(x) = [x' cos theta, x' sin theta] at the position of the token:
 
@@ -9,7 +9,7 @@ for heads without a window; for those with a window W, over the last W keys at d
 
     o = sum_j w_j v_j / max(sum_j w_j, eps),   w_j = (q' . k'_j) cos((pi/2) d_j/W)
 
-Nothing is validated here: who calls has done so once for all layers of a model.
+Nothing is validated here: the caller has done so once for all layers of a model.
 """
 
 import torch
@@ -24,8 +24,8 @@ USE_KERNEL = True  # on CUDA devices; a compiler may fuse the plain operations i
 
 
 class StepWeights:
-    """What all layers of a call share: the cosines of tokens at positions [B], computed once, and, where a
-    state that grows has room for more, the column [1] of that room they go to."""
+    """Shared by all layers of a call: the cosines of tokens at positions [B], computed once, and, for static
+    states that grow, the column [1] that the token is written to."""
 
     def __init__(self, positions: Tensor, column: Tensor | None = None):
         self.positions, self.column = positions, column
@@ -52,7 +52,7 @@ class StepWeights:
 
 
 def empty_like(state: CosformerState) -> CosformerState:
-    """Room for a state of these shapes; `positions` and `seen` are those of `state`."""
+    """An uninitialised state of these shapes; `positions` and `seen` are those of `state`."""
 
     def room(x: Tensor) -> Tensor:
         return torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -130,7 +130,7 @@ def _args(
 
 
 def _by_kernel(args: AttentionArgs, state: CosformerState, into: CosformerState) -> Tensor:
-    """The kernel works in place: what it is to write elsewhere goes there first."""
+    """The kernel works in place: where the result goes to other tensors, the state is copied there first."""
     from cosformer.ops.triton.token_op import step_token
 
     if into is not state:

@@ -37,7 +37,7 @@ class Bundle(NamedTuple):
 
 
 def document_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
-    """The bounds as numbers, after looking at them."""
+    """The bounds as ints, validated."""
     bounds: list[int] = cu_seqlens.tolist()
     if bounds[0] != 0:
         raise ValueError(f"cu_seqlens must start at 0, but it starts at {bounds[0]}.")
@@ -55,7 +55,7 @@ def document_bounds(cu_seqlens: Tensor, length: int) -> list[int]:
 
 
 def check_documents(cu_seqlens: Tensor, length: int, positions: Tensor | None, horizon: float) -> list[int]:
-    """The bounds, after making sure that no document, with what its state has seen, passes the horizon."""
+    """The bounds; raises if a document, with what its state has seen, is longer than the horizon."""
     bounds = document_bounds(cu_seqlens, length)
     past = [0] * (len(bounds) - 1) if positions is None else positions.tolist()
     documents = zip(itertools.pairwise(bounds), past, strict=True)

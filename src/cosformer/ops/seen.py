@@ -24,8 +24,8 @@ def apart(x: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def finite(x: Tensor) -> bool:
-    """Whether all numbers are, by their sum: it is not finite if one of them is not. A sum that overflows
-    does no harm: those who then look closer find nothing."""
+    """Whether all elements are finite, by their sum, which is not finite if one of them is not. A sum that
+    overflows does no harm: the closer check that follows finds nothing."""
     return math.isfinite(float(x.sum(dtype=torch.promote_types(x.dtype, torch.float32))))
 
 

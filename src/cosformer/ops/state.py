@@ -1,4 +1,4 @@
-"""What decoding carries: everything the past can still say, in a size that does not grow."""
+"""The state that decoding carries, of a size that does not grow."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -134,7 +134,7 @@ class CosformerState:
                 f"of shape {list(rows.shape)}."
             )
         chosen = self._each(lambda x: x.index_select(0, rows))
-        # Elsewhere than on the CPU a look at the positions would wait for the device: the bound stays.
+        # On other devices reading the positions would wait for the device: the bound stays.
         if rows.device.type != "cpu" or rows.numel() == 0 or torch.compiler.is_compiling():
             return chosen
         return replace(chosen, seen=int(chosen.positions.max()))

@@ -26,7 +26,7 @@ def check_lengths(
         )
     if cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
-    # Looked at where that is free: a GPU would be waited for, and a graph cannot look.
+    # Checked on CPUs alone: a GPU would have to be waited for, and a graph has no values.
     if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
         least, most = (int(n) for n in lengths.aminmax())
         if least < 0 or most > columns:
@@ -264,7 +264,7 @@ def check_distances(
 
 
 def _can_look(q: Tensor) -> bool:
-    """Bounds of documents are data. A compiled graph looks at them when it runs; a CUDA graph cannot look."""
+    """Bounds of documents are data. A compiled graph checks them when it runs; a CUDA graph cannot."""
     capturing = q.is_cuda and torch.cuda.is_current_stream_capturing()
     return not torch.compiler.is_compiling() and not capturing
 

@@ -1,5 +1,5 @@
-"""Heads with and without windows in one call: each kind goes to its own functions, as views of the same
-tensors; results are written in place, and nothing is put together afterwards."""
+"""Heads with and without windows in one call: each goes to its own functions, as views of the same tensors;
+results are written in place, without concatenation."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 
 class HeadKernels(Protocol):
-    """What a backend knows to compute; `heads_at`: which axis of its denominators counts query heads."""
+    """What a backend has to implement; `heads_at`: the axis of query heads in its denominators."""
 
     heads_at: int
 
@@ -73,7 +73,7 @@ class WindowedBackend:
         return Forward(out, den, kept, *_together(args, numerators, denominators))
 
     def _with_documents(self, x: Extended, out: Tensor, den: Tensor) -> None:
-        """Past keys of packed documents make the row longer: what comes out is put where it belongs."""
+        """Past keys of packed documents make the row longer: the results are scattered to their places."""
         assert x.args.windows is not None
         assert x.tokens is not None
         along = 3 - self.kernels.heads_at
@@ -115,7 +115,7 @@ class WindowedBackend:
     def _window_backward(
         self, args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Writes the heads with a window; returns the gradients of what they carried."""
+        """Writes the heads with a window; returns the gradients of their past keys and values."""
         assert args.windows is not None
         x = extended(args)
         if args.past_keys is None or args.past_values is None:

@@ -150,9 +150,9 @@ def _last(old: Tensor, new: Tensor, lengths: Tensor | None, cu_seqlens: Tensor |
 
 
 class Extended(NamedTuple):
-    """A call with what its heads with windows carry put in front of its keys.
+    """A call whose carried keys and values are put in front of its keys.
 
-    args: the extended call; k and v hold nothing of use in heads without a window.
+    args: the extended call; k and v are undefined in heads without a window.
     past: rows that were put in front (of each document).
     tokens: packed documents: where each token of the call went, None otherwise.
     """

@@ -33,5 +33,5 @@ class Position(nn.Module):
         return None
 
     def reset_parameters(self) -> None:
-        """Draws the position's own parameters anew, with functions of `torch.nn.init` alone, as those of an
+        """Initialises the position's own parameters, with functions of `torch.nn.init` alone, as those of an
         attention."""

@@ -17,9 +17,9 @@ def waves(positions: Tensor, width: int, base: float) -> Tensor:
     Computed at each call and never stored: a buffer that is not saved comes back from a model built on
     the meta device as uninitialised memory, and float32 angles are coarse at large positions.
     """
-    wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    c = torch.arange(0, width, 2, device=positions.device, dtype=wide)
-    return positions[..., None].to(wide) * base ** (-c / width)
+    dtype = torch.float32 if positions.device.type == "mps" else torch.float64
+    c = torch.arange(0, width, 2, device=positions.device, dtype=dtype)
+    return positions[..., None].to(dtype) * base ** (-c / width)
 
 
 @register("sinusoidal")

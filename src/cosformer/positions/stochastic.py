@@ -10,8 +10,8 @@ keys, and products of the two give back a kernel of the distance:
     sine   P_d(t) = sum_c gain_c^2 cos(2 pi f_c t + phase_c)
     conv   P_d(t) = sum_p a_p b_{p + t}, filters a and b over white noise
 
-The noise is drawn once and for all (a cached token must meet the noise of its neighbours), and anew by
-`cosformer.drawn.redraw`; the paper's optional gate is left out.
+The noise is sampled once (cached tokens must see the noise that their neighbours saw), and again by
+`cosformer.random_features.resample`; the paper's optional gate is left out.
 """
 
 import math
@@ -20,17 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cosformer.drawn import Drawn, interval
 from cosformer.ops.checks import positive_int
 from cosformer.positions.base import Position, Rotate
 from cosformer.positions.registry import register
+from cosformer.random_features import RandomFeatures, interval
 
 KINDS = ("sine", "conv")
-_NUMBERS_AT_ONCE = 2**24  # of noise, gathered for a few positions at a time
+_NUMBERS_AT_ONCE = 2**24  # elements of noise that are gathered at a time
 
 
 @register("stochastic")
-class StochasticPosition(Position, Drawn):
+class StochasticPosition(Position, RandomFeatures):
     """Heads become R wide. Meant for attentions that are linear in features of q and k.
 
     Args:
@@ -41,7 +41,7 @@ class StochasticPosition(Position, Drawn):
         realisations: R; None: head_dim, so that heads keep their size.
         sines: sinusoids a feature.
         taps: length of the filters: P_d(t) = 0 from this distance on.
-        redraw_interval: training steps between two draws of the noise; None: never.
+        redraw_interval: training steps between two samples of the noise; None: never.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class StochasticPosition(Position, Drawn):
             self.query_filter, self.key_filter = (
                 nn.Parameter(torch.empty(*shape, self.taps)) for _ in range(2)
             )
-            # A number for each position, feature and realisation is too much to store: its seed will do.
+            # A number for each position, feature and realisation is too much to store: the seed is stored.
             self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
             self._white: tuple[Tensor, int, Tensor] | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        self.draw_what_is_missing()
+        self.sample_missing()
         if self.kind == "sine":
             nn.init.normal_(self.frequency, mean=-4.0, std=1.0)  # waves of about 100 positions
             nn.init.zeros_(self.phase)
@@ -97,7 +97,7 @@ class StochasticPosition(Position, Drawn):
             nn.init.constant_(self.query_filter, self.taps**-0.5)
             nn.init.constant_(self.key_filter, self.taps**-0.5)
 
-    def drawn(self) -> dict[str, Tensor]:
+    def sample(self) -> dict[str, Tensor]:
         if self.kind == "sine":
             return {"noise": torch.randn(self.noise.shape, device="cpu")}
         return {"seed": torch.randint(2**62, (), device="cpu")}
@@ -127,9 +127,9 @@ class StochasticPosition(Position, Drawn):
                     f"q and k must have heads of {self.head_dim}, in multiples of {self.num_kv_heads}, for "
                     f"this stochastic position, but got {heads} heads of {dim}."
                 )
-            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+            accum_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
             with torch.autocast(x.device.type, enabled=False):
-                grouped = x.to(wide).unflatten(2, (self.num_kv_heads, -1))  # (B, T, Hk, G, D)
+                grouped = x.to(accum_dtype).unflatten(2, (self.num_kv_heads, -1))  # (B, T, Hk, G, D)
                 out = (
                     self._conv(grouped, positions, key) if waves is None else self._sine(grouped, waves[key])
                 )
@@ -144,15 +144,15 @@ class StochasticPosition(Position, Drawn):
 
     def _waves(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[cos, sin] of each sinusoid for queries and for keys, [B, T, Hk, D, 2C]: one for all layers."""
-        wide = torch.float64 if self.phase.dtype == torch.float64 else torch.float32
-        angle = positions[..., None, None, None].to(wide) * self._frequency().to(wide) * (2 * math.pi)
-        turned = angle + self.phase.to(wide)
+        dtype = torch.float64 if self.phase.dtype == torch.float64 else torch.float32
+        angle = positions[..., None, None, None].to(dtype) * self._frequency().to(dtype) * (2 * math.pi)
+        turned = angle + self.phase.to(dtype)
         of_queries, of_keys = (torch.cat([x.cos(), x.sin()], -1) for x in (turned, angle))
         return of_queries, of_keys
 
     def _sine(self, x: Tensor, waves: Tensor) -> Tensor:
         noise = self.noise.to(x.dtype) * self.gain.to(x.dtype).repeat(1, 1, 2)[..., None]
-        # The noise of a position is never formed: waves times x, then one product with all that was drawn.
+        # The noise of a position is never formed: waves times x, then one product with all random numbers.
         mixed = (x[..., None] * waves.to(x.dtype).unsqueeze(3)).flatten(-2)  # (B, T, Hk, G, D 2C)
         return mixed @ noise.flatten(1, 2)
 
@@ -164,7 +164,7 @@ class StochasticPosition(Position, Drawn):
         parts = []
         for a in range(0, x.shape[1], size):
             here = (x[:, a : a + size], positions[:, a : a + size], filters, white)
-            # What is gathered is large and made again for the backward pass.
+            # The gathered noise is large, and recomputed in the backward pass.
             recompute = torch.is_grad_enabled() and (x.requires_grad or filters.requires_grad)
             parts.append(checkpoint(_filtered, *here, use_reentrant=False) if recompute else _filtered(*here))
         return torch.cat(parts, 1) if parts else x.new_zeros(*x.shape[:-1], self.realisations)

@@ -1,4 +1,5 @@
-"""What a report says, apart from how it looks: sections of blocks, from which pages and Markdown are made."""
+"""The content of a report, without its appearance: sections of blocks, which are rendered as pages and
+Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """A command, or a text that is shown as it stands."""
+    """A command, or text that is shown verbatim."""
 
     words: str
     kind: ClassVar[str] = "code"
@@ -109,7 +110,7 @@ class Maps:
 
 @dataclass(frozen=True)
 class Sample:
-    """A text that a model went on with from a prompt."""
+    """A prompt and the text that a model generated after it."""
 
     name: str
     prompt: str

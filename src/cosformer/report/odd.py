@@ -1,17 +1,17 @@
-"""Records whose parts are not what they should be: a sentence that says where, in place of a traceback."""
+"""Malformed records: a sentence that says where, in place of a traceback."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cosformer.report.records import RecordError
 
-# What becomes of reading a number where there is text, a part that is missing, an infinite axis.
+# Raised where a number is text, a part is missing, or an axis infinite.
 _ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @contextmanager
 def told(where: object) -> Iterator[None]:
-    """Around what renders records: what cannot be rendered is an error about them."""
+    """Around code that renders records: its errors are reported as errors of the records."""
     try:
         yield
     except RecordError:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cosformer.atomic import replace
 from cosformer.report.document import Figure, Plot
-from cosformer.report.files import replace_bytes
 from cosformer.terminal import seconds, size
 
 WIDTH, HEIGHT = 480, 340
@@ -38,7 +38,7 @@ ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
 
 def written(value: float, unit: str) -> str:
-    """A figure as a reader wants it: 4K tokens, 12.3 ms, 520 KiB, 2.31."""
+    """A number in a readable unit: 4K tokens, 12.3 ms, 520 KiB, 2.31."""
     if unit == "tokens":
         return f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:,.0f}"
     if unit == "seconds":
@@ -57,7 +57,7 @@ def _short(words: str) -> str:
 
 
 def svg(plot: Plot) -> str:
-    """The picture inside a page, which brings the colours; each point says what it is when pointed at."""
+    """An SVG for a page, which defines the colours; each point has a tooltip."""
     import matplotlib
 
     said: dict[str, str] = {}
@@ -67,7 +67,7 @@ def svg(plot: Plot) -> str:
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     root = ET.fromstring(file.getvalue())
-    for style in root.findall(f"{{{_SVG}}}defs"):  # lines' ends, which the page's own style has
+    for style in root.findall(f"{{{_SVG}}}defs"):  # styles of lines, which the page defines itself
         root.remove(style)
     root.attrib = {
         "class": "plot",
@@ -77,7 +77,7 @@ def svg(plot: Plot) -> str:
     }
     _say(root, plot.title)
     for group in root.iter(f"{{{_SVG}}}g"):
-        name = group.attrib.pop("id", "")  # which other plots of the page have, too
+        name = group.attrib.pop("id", "")  # not unique on a page with several plots
         if name in said:
             group.set("class", name.partition(" ")[0])
             _say(group, said[name])
@@ -88,7 +88,7 @@ def svg(plot: Plot) -> str:
 
 
 def standalone(plot: Plot) -> str:
-    """A file of its own, that looks right on light and on dark pages."""
+    """An SVG file of its own, for light and dark pages."""
     head, _, rest = svg(plot).partition(">")
     light, dark = (f"svg {{ {VARIABLES[theme]} }}" for theme in ("light", "dark"))
     style = f"{light} @media (prefers-color-scheme: dark) {{ {dark} }}"
@@ -102,7 +102,7 @@ def png(figure: Figure, path: Path) -> None:
     """Several plots in one picture."""
     file = io.BytesIO()
     _figure(figure, {}).savefig(file, format="png", dpi=120)
-    replace_bytes(path, file.getvalue())
+    replace(path, file.getvalue())
 
 
 def picture(weights: Sequence[Sequence[float]], colour: int) -> str:
@@ -127,7 +127,7 @@ def _say(element: ET.Element, words: str) -> None:
 
 
 def _figure(wanted: Figure, said: dict[str, str]) -> Any:
-    """What each line and point says goes to `said`, by the name that its group has in an SVG."""
+    """Draws a figure; the tooltips of lines and points go to `said`, by the id of their SVG group."""
     from matplotlib.figure import Figure as Canvas
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -182,8 +182,8 @@ def _draw(axis: Any, plot: Plot, said: dict[str, str]) -> None:
 
 
 def _scale(axis: Any, set_scale: Any, limits: Any, log: bool, unit: str, most: int) -> None:
-    """Ticks at round values of the unit, at most so many; where a log scale is so narrow that it is nearly
-    straight, those of a straight one."""
+    """At most `most` ticks at round values of the unit; a log scale over a narrow range gets those of a
+    linear one."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     locators: list[Any] = [MaxNLocator(most - 1)]

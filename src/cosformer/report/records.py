@@ -14,7 +14,7 @@ _FIGURES = ("steps", "parameters", "tokens_per_s", "peak_memory_bytes")
 
 
 class RecordError(ValueError):
-    """A file that is not what it should be; the sentence names the file, and the line where there is one."""
+    """A malformed file; the sentence names the file, and the line where there is one."""
 
 
 def runs(folder: Path) -> list[Record]:
@@ -38,7 +38,7 @@ def failures(folder: Path) -> dict[str, Record]:
 
 
 def _wrong(record: Record) -> str | None:
-    """What keeps a record out of the tables."""
+    """What is wrong with a record, or None."""
     missing = [key for key in ("task", "mechanism", "metric") if key not in record]
     if missing:
         return f"lacks {', '.join(missing)}"
@@ -62,7 +62,7 @@ def _wrong(record: Record) -> str | None:
     for where, keys, kind, wanted in checks:
         for key in keys:
             if key in where and not isinstance(where[key], kind):
-                return f"has {where[key]!r} for {key}, where {wanted} is wanted"
+                return f"has {where[key]!r} for {key}, where {wanted} is expected"
     return None
 
 

@@ -14,7 +14,7 @@ from cosformer.report.document import Block, Document, Table, Text
 from cosformer.terminal import plain
 
 DRAWN = ("plot", "figure")
-# The browser itself refuses whatever would leave this file.
+# The browser loads nothing from outside the file.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -29,7 +29,7 @@ def _cell(words: str) -> str:
 
 
 def _groups(blocks: Sequence[Block]) -> list[list[Block]]:
-    """Neighbouring plots together: they stand beside one another where there is room."""
+    """Groups neighbouring plots, which are shown side by side where the page is wide enough."""
     found: list[list[Block]] = []
     for block in blocks:
         if found and block.kind in DRAWN and found[-1][0].kind in DRAWN:

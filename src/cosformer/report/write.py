@@ -5,7 +5,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from cosformer.report import files, plotter, records, render, sections
+from cosformer import atomic
+from cosformer.report import plotter, records, render, sections
 from cosformer.report.document import Block, Document, Figure, Maps, Plot, Section, Text
 from cosformer.report.sections import evidence, runs
 
@@ -44,10 +45,10 @@ def write(document: Document, folder: Path, name: str = "report") -> tuple[Path,
     """`name`.html and `name`.md in the folder, the Markdown's plots in a folder beside them."""
     page, text = folder / f"{name}.html", folder / f"{name}.md"
     document = drawable(document)
-    files.replace(page, render.html(document))
+    atomic.replace(page, render.html(document))
     for plot in document.plots:
-        files.replace(folder / PLOTS / f"{plot.name}.svg", plotter.standalone(plot))
-    files.replace(text, render.markdown(document, PLOTS))
+        atomic.replace(folder / PLOTS / f"{plot.name}.svg", plotter.standalone(plot))
+    atomic.replace(text, render.markdown(document, PLOTS))
     return page, text
 
 
@@ -57,7 +58,7 @@ def write_beside(document: Document, record: Path) -> list[Path]:
     for figure in (b for b in document.opening if isinstance(b, Figure)):
         written.append(record.with_suffix(".png"))
         plotter.png(figure, written[-1])
-    files.replace(written[0], render.markdown(document, picture=written[-1].name))
+    atomic.replace(written[0], render.markdown(document, picture=written[-1].name))
     return written
 
 

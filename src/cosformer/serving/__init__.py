@@ -1,6 +1,6 @@
 """Saved models behind transformers' own HTTP server (extra `serve`); `cosformer serve` starts it.
 
-`shared.py` lets requests share the steps of one batch, `manager.py` hands them to it in the words of
-transformers' server, `requests.py` refuses what that server would stumble over, and `server.py` puts them
-together.
+`shared.py` lets requests share the steps of one batch, `manager.py` connects it to the classes of
+transformers' server, `requests.py` refuses fields that the server does not check, and `server.py` builds the
+application.
 """

@@ -1,4 +1,4 @@
-"""One model in the words of transformers' server: how it is found, and who generates with it.
+"""The model and its generation as classes of transformers' server.
 
 Requests that greedy search or plain sampling can serve share one batch; every other goes to `generate()`, one
 at a time, as in transformers' own server.
@@ -20,18 +20,18 @@ from cosformer.models.batching import Choice
 from cosformer.serving.shared import Request, SharedBatch
 from cosformer.serving.stream import Stream, gone
 
-# Settings that a row of the shared batch has of its own.
+# Settings that each row of the shared batch has.
 _OF_A_ROW = frozenset({
     "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "eos_token_id",
     "pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config",
 })  # fmt: skip
-# Of the request at hand; transformers' server seeds all of PyTorch with it, and so everybody's draws.
+# The seed of the current request; transformers' server seeds all of PyTorch with it, for every request.
 SEED: ContextVar[int | None] = ContextVar("seed", default=None)
 _USUAL = GenerationConfig._get_default_generation_params()
 
 
 class OneModel(ModelManager):
-    """The model that is served, loaded and checked before: no request makes the server load another."""
+    """The model that is served, already loaded and checked: no request makes the server load another."""
 
     def __init__(self, name: str, model: Any, tokenizer: Any):
         self._model, self._tokenizer, self._since = model, tokenizer, int(time.time())
@@ -44,14 +44,14 @@ class OneModel(ModelManager):
         return self._tokenizer
 
     def process_model_name(self, model_id: str) -> str:
-        return model_id  # no revision of a hub behind it
+        return model_id  # without a revision
 
     def get_gen_models(self) -> list[dict[str, Any]]:
         return [{"id": self.force_model, "object": "model", "created": self._since, "owned_by": "cosformer"}]
 
 
 class Generation(GenerationState):
-    """Hands out the manager of the model."""
+    """Returns the manager of the model."""
 
     def __init__(self, model: Any, batch_size: int):
         super().__init__()
@@ -78,9 +78,9 @@ class BatchManager(GenerateManager):
         request_id: str,
         response_parser: Any = None,
     ) -> tuple[asyncio.Queue[Any], Any]:
-        """The queue of what goes to the client, and what counts tokens and can be cancelled."""
+        """The queue of events for the client, and the object that counts tokens and can be cancelled."""
         ids = fitted(model, processor, inputs, gen_config)
-        if response_parser is not None:  # a tokenizer that says what its tools and thoughts look like
+        if response_parser is not None:  # a tokenizer with a format for tool calls and reasoning
             return super().generate_streaming(
                 model, processor, inputs, gen_config, request_id, response_parser=response_parser
             )
@@ -104,7 +104,7 @@ class BatchManager(GenerateManager):
         made = asyncio.ensure_future(
             super().generate_non_streaming(model, processor, given, gen_config, request_id)
         )
-        # Cancelled, it would be answered all the same, and somebody has to take what it raised.
+        # A cancelled task still ends with a result or an exception, which has to be retrieved.
         made.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(made)
 
@@ -132,7 +132,7 @@ class BatchManager(GenerateManager):
                 top_k=setting("top_k") or None,
                 top_p=setting("top_p"),
             )
-        choice.tokens(torch.zeros(1, 2), [torch.Generator()])  # raises here, and not among the others
+        choice.tokens(torch.zeros(1, 2), [torch.Generator()])  # raises here, and not in the shared batch
         row = Request(
             ids[0],
             gen_config.max_new_tokens,
@@ -157,7 +157,7 @@ class BatchManager(GenerateManager):
 
 
 class _Gone(StoppingCriteria):
-    """Ends a generation that nobody waits for any more."""
+    """Ends a generation whose client has disconnected."""
 
     def __init__(self, event: threading.Event):
         self.event = event
@@ -167,8 +167,8 @@ class _Gone(StoppingCriteria):
 
 
 def fitted(model: Any, tokenizer: Any, inputs: Any, gen_config: GenerationConfig) -> Any:
-    """The prompt [1, T], if the model can read it. At most as many tokens are made as it has room for
-    behind it: transformers' server asks for 1,024 of its own accord."""
+    """The prompt [1, T], if the model can read it. Limits the number of new tokens to what fits
+    after it: transformers' server asks for 1,024 by default."""
     config, ids = model.config, inputs["input_ids"]
     if ids.shape[1] == 0:
         begin = tokenizer.bos_token_id

@@ -1,5 +1,5 @@
-"""What a request may hold. transformers' server hands most fields on as they are, and a wrong one would end
-as an error of the server (500) in place of the client's (400)."""
+"""Validation of requests. transformers' server passes most fields on unchecked, and a wrong one would be
+answered as an error of the server (500) in place of the client's (400)."""
 
 import inspect
 import json
@@ -13,7 +13,7 @@ _TEMPLATE = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).param
 
 
 def check_chat(body: dict[str, Any]) -> None:
-    """Raises an answer of one sentence for the first field of a chat that cannot be used."""
+    """Raises an HTTPException of one sentence for the first wrong field of a chat."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise HTTPException(
@@ -45,7 +45,7 @@ def _is_part(given: Any) -> bool:
 
 
 def _is_text(given: Any) -> bool:
-    """Text that can be encoded: JSON may hold half of a character."""
+    """Text that can be encoded: JSON may hold a lone surrogate."""
     try:
         return isinstance(given, str) and given.encode() is not None
     except UnicodeEncodeError:
@@ -74,7 +74,7 @@ def _is_bias(given: Any) -> bool:
 def _is_generation_config(given: Any) -> bool:
     try:
         return isinstance(given, str) and GenerationConfig(**json.loads(given)) is not None
-    except Exception:  # whatever its checks raise
+    except Exception:  # its checks raise many classes
         return False
 
 

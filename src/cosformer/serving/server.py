@@ -1,4 +1,4 @@
-"""transformers' own server around one model, which is loaded and checked before."""
+"""transformers' own server for one model that is loaded and checked already."""
 
 import asyncio
 import inspect
@@ -18,9 +18,10 @@ from cosformer.serving.manager import SEED, Generation, OneModel
 from cosformer.serving.requests import check_chat, check_fields
 from cosformer.serving.stream import GONE
 
-# For models that were trained on plain text: the messages as they are, a line each.
+# For models that were trained on plain text: the messages without roles, one per line.
 PLAIN = "{{ messages | map(attribute='content') | join('\n') }}"
-# Of what transformers serves: nothing that loads another model, hears, or needs a script from elsewhere.
+# The routes of transformers' server that are kept: none that loads another model, transcribes, or needs a
+# script.
 SERVED = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health")
 LARGEST = 64 * 2**20  # bytes of a request
 
@@ -40,14 +41,14 @@ class _Completions(CompletionHandler):
 
 
 def application(name: str, model: Any, tokenizer: Any, *, batch_size: int) -> "Connected":
-    """The server of a CosformerForCausalLM, for uvicorn or another of its kind.
+    """The server of a CosformerForCausalLM, for uvicorn or another ASGI server.
 
     Args:
-        name: by which clients know the model.
-        model: on its device, in evaluation mode. Requests that say nothing else draw from its probabilities
-            as they are, as with other servers of this interface.
+        name: of the model, in requests.
+        model: on its device, in evaluation mode. Requests without settings sample from its probabilities
+            unchanged, as with other servers of this API.
         tokenizer: without a chat template it gets `PLAIN`.
-        batch_size: requests that share the steps of one batch; the next ones wait.
+        batch_size: requests that share the steps of one batch; further ones wait.
     """
     if tokenizer.chat_template is None:
         tokenizer.chat_template = PLAIN
@@ -65,12 +66,12 @@ def application(name: str, model: Any, tokenizer: Any, *, batch_size: int) -> "C
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
-    """What a model, a chat template or transformers refuses to do comes from the request."""
+    """Errors of the model, the chat template or transformers are caused by the request."""
     return JSONResponse({"detail": str(error)}, status_code=400)
 
 
 class Connected:
-    """Around an ASGI application: cancels what it does for a client that has gone away, streaming or not, and
+    """Wraps an ASGI application: cancels its work for a client that has disconnected, streaming or not, and
     refuses requests that are too large."""
 
     def __init__(self, app: Any):
@@ -96,7 +97,7 @@ class Connected:
         async def receive_again() -> Any:
             if given:
                 return given.pop()
-            return await asyncio.get_running_loop().create_future()  # the watch below is who sees the end
+            return await asyncio.get_running_loop().create_future()  # the task below sees the disconnect
 
         events: list[threading.Event] = []
         GONE.set(events)
@@ -119,6 +120,6 @@ class Connected:
 
 
 def serve(app: Connected, listening: socket.socket) -> None:
-    """Answers on a socket until the process is told to stop; answers on their way have five seconds."""
+    """Serves on a socket until the process is told to stop; requests in progress have five seconds."""
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     uvicorn.Server(config).run(sockets=[listening])

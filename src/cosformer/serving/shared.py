@@ -1,4 +1,4 @@
-"""Requests that come at any time and share the steps of one batch."""
+"""Requests that arrive at any time and share the steps of one batch."""
 
 import queue
 import threading
@@ -11,8 +11,8 @@ from cosformer.models.language import CosformerForCausalLM
 
 @dataclass(eq=False, kw_only=True)
 class Request(Row):
-    """A row that somebody waits for. Both functions are called from the thread of the batch: `say` with each
-    token, and `end` once, with None or with what went wrong."""
+    """A row of a request. Both functions are called from the thread of the batch: `say` with each token, and
+    `end` once, with None or with the error."""
 
     say: Callable[[int], object]
     end: Callable[[Exception | None], object]
@@ -24,7 +24,7 @@ class Request(Row):
         try:
             if token not in self.ends:
                 self.say(token)
-        except Exception as error:  # its own: the others go on
+        except Exception as error:  # of this request: the others continue
             self.close(error)
         if self.finished:
             self.close(None)
@@ -36,8 +36,8 @@ class Request(Row):
 
 
 class SharedBatch:
-    """A batch of at most `batch_size` requests, in a thread of its own; the others wait in order. Between two
-    tokens, those that are finished or cancelled leave, and the next ones take their places."""
+    """A batch of at most `batch_size` requests, in its own thread; further requests wait in order. Between
+    two tokens, finished and cancelled ones are removed, and the next ones take their places."""
 
     def __init__(self, model: CosformerForCausalLM, batch_size: int):
         self.batch_size = batch_size
@@ -52,7 +52,7 @@ class SharedBatch:
         while True:
             try:
                 self._turn()
-            except Exception as error:  # of a step: nobody knows whose fault it was
+            except Exception as error:  # of a step: it cannot be attributed to one request
                 rows, self._batch = self._batch.rows, Batch(self._batch.model)
                 for row in rows:
                     row.close(error)
@@ -65,7 +65,7 @@ class SharedBatch:
                 row.close(None)
         leaving = [i for i, row in enumerate(batch.rows) if row.closed]
         if len(leaving) == len(batch.rows):
-            batch.exchange(leaving, [])  # their states are let go of, before the wait for others
+            batch.exchange(leaving, [])  # frees their states before waiting for requests
             leaving = []
         coming = self._take(self.batch_size - len(batch.rows) + len(leaving), wait=not batch.rows)
         self._exchange(leaving, coming)
@@ -75,7 +75,7 @@ class SharedBatch:
                 batch.step(chosen)
 
     def _exchange(self, leaving: list[int], coming: list[Request]) -> None:
-        """Those that come are read together; if that fails, one by one, to see which of them cannot be."""
+        """New requests are read together; if that fails, one by one, to find the one that cannot be read."""
         try:
             self._batch.exchange(leaving, coming)
         except Exception as error:
@@ -87,7 +87,7 @@ class SharedBatch:
                     self._exchange([], [row])
 
     def _take(self, most: int, *, wait: bool) -> list[Request]:
-        """Those that come next; with `wait`, at least one that is not cancelled."""
+        """The next requests; with `wait`, at least one that is not cancelled."""
         found: list[Request] = []
         while len(found) < most and not (self._waiting.empty() and (found or not wait)):
             row = self._waiting.get()

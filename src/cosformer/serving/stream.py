@@ -1,4 +1,4 @@
-"""What goes to a client, from the thread that makes the tokens to the loop that sends them."""
+"""Text for a client, from the thread that generates to the event loop that sends."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 from transformers.cli.serving.utils import _GenerationCancelled, _StreamError
 
-# Events of a request that are set once nobody waits for its answer any more; None where nobody keeps them.
+# Events of the current request, set once its client has disconnected or has its answer; None outside of one.
 GONE: ContextVar[list[threading.Event] | None] = ContextVar("gone", default=None)
 
 
 def gone() -> threading.Event:
-    """Is set when the client of the request at hand goes away, or has its answer."""
+    """An event that is set when the client of the current request disconnects, or has its answer."""
     event, kept = threading.Event(), GONE.get()
     if kept is not None:
         kept.append(event)
@@ -22,11 +22,10 @@ def gone() -> threading.Event:
 
 
 class Stream:
-    """Text as its tokens come. The parts together are the text of all tokens: what is not a whole character
-    waits for the next token, or for the end.
+    """Decodes tokens as they are generated. An incomplete character waits for the next token, or for the end.
 
     Its queue has parts of the text, then perhaps an error, then None, as the handlers of transformers' server
-    read them; `put` and `end` are what `generate()` asks of a streamer.
+    expect; `put` and `end` are the methods that `generate()` calls of a streamer.
     """
 
     def __init__(self, tokenizer: Any, loop: asyncio.AbstractEventLoop):
@@ -47,7 +46,7 @@ class Stream:
         self.cancelled.set()
 
     def put(self, tokens: Any) -> None:
-        """What generate() has: the prompt first, then a token at a time."""
+        """Called by generate(): with the prompt first, then with one token at a time."""
         if self.cancelled.is_set():
             raise _GenerationCancelled()
         if self._seen_prompt:
@@ -68,7 +67,7 @@ class Stream:
             self._send(rest)
         if error is not None:
             self._error = error
-            # The handlers write it between quotation marks as it is.
+            # The handlers write it between quotation marks without escaping.
             self._send(_StreamError(json.dumps(str(error))[1:-1]))
         self._send(None)
 
@@ -76,7 +75,7 @@ class Stream:
         self._loop.call_soon_threadsafe(self.queue.put_nowait, item)
 
     async def whole(self) -> str:
-        """All of the text, once it is there."""
+        """All of the text, once it is complete."""
         parts = []
         while (item := await self.queue.get()) is not None:
             if self._error is not None:

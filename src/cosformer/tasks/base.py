@@ -27,7 +27,7 @@ class Rows(Dataset[Row], ABC):
     def __getitem__(self, index: int) -> Row: ...
 
     def set_epoch(self, epoch: int) -> None:
-        """Rows that change from epoch to epoch (masks that are drawn anew) follow from (seed, epoch, index)
+        """Rows that change from epoch to epoch (random masks) follow from (seed, epoch, index)
         alone; all others stay as they are."""
 
     def columns(self) -> dict[str, Tensor] | None:
@@ -92,7 +92,7 @@ class Task(ABC):
 
     @abstractmethod
     def example(self) -> str:
-        """One row, drawn."""
+        """One row, as text."""
 
 
 def checked_split(split: Any) -> Split:

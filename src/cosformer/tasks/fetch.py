@@ -5,13 +5,12 @@ folder.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cosformer import atomic
 from cosformer.tasks.glue import tasks as glue_tasks
 from cosformer.tasks.glue.formats import Glue
 from cosformer.tasks.io import cache, sources
@@ -27,7 +26,7 @@ def fetch(name: str) -> list[Path]:
     if name not in _KNOWN:
         raise ValueError(
             f"{name!r} cannot be fetched: known are {', '.join(sorted(_KNOWN))}. Other data sets are "
-            "generated, or their errors say where they are to be had."
+            "generated, or their errors say where to get them."
         )
     written = []
     for relative, lines in _KNOWN[name]().items():
@@ -40,16 +39,8 @@ def fetch(name: str) -> list[Path]:
 
 
 def _write(target: Path, lines: Lines) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as out:
-            out.writelines(line + "\n" for line in lines)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(aside).replace(target)
-    finally:
-        Path(aside).unlink(missing_ok=True)
+    with atomic.writing(target) as out:
+        out.writelines((line + "\n").encode() for line in lines)
 
 
 def _load(*arguments: str, split: str) -> Any:

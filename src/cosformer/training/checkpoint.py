@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are complete or absent.
 
 A checkpoint is a folder `checkpoint-<step>`. It is written under another name, every file is flushed to the
 disk, a manifest of sizes and checksums is written last, and only then does the folder get its name. So
-whatever bears the name was complete once; the manifest tells whether it still is.
+a folder with that name was complete once; the manifest tells whether it still is.
 """
 
 import hashlib
@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from cosformer.training.files import flush, read_json
+from cosformer.atomic import flush
+from cosformer.training.files import read_json
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -38,7 +39,7 @@ def aside(folder: Path, step: int) -> Path:
 
 
 def finish(path: Path) -> Path:
-    """Makes what was written aside a checkpoint; where it lies now."""
+    """Turns the folder that was written aside into a checkpoint; returns its path."""
     entries = {}
     for inner in sorted(path.rglob("*")):
         flush(inner)
@@ -50,7 +51,7 @@ def finish(path: Path) -> Path:
     flush(manifest)
     flush(path)
     final = path.with_name(path.name.removeprefix(_ASIDE))
-    if final.exists():  # damaged, or of a run begun anew: a folder cannot be renamed onto another
+    if final.exists():  # damaged, or of a run that was restarted: a folder cannot be renamed onto another
         discard(final)
     path.rename(final)
     flush(path.parent)
@@ -81,7 +82,7 @@ def damage(path: Path) -> str | None:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are passed by with a warning."""
+    """The newest complete checkpoint; damaged ones are skipped with a warning."""
     found = steps(folder)
     while found:
         path = folder / name(found.pop())
@@ -94,7 +95,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def discard(path: Path) -> None:
-    """Removes a checkpoint; one that a crash leaves half removed no longer bears the name."""
+    """Removes a checkpoint; it is renamed first, so that a crash leaves no half of one under its name."""
     gone = path.with_name(f"{_ASIDE}{path.name}-{os.getpid()}")
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -107,8 +108,8 @@ def sweep(folder: Path) -> None:
 
 
 def prune(folder: Path, keep: int, best_of: Callable[[Path], int | None]) -> None:
-    """Leaves the newest `keep` checkpoints and the best one that each of them knows of: whichever of them
-    a run is resumed from, the best one it remembers is there."""
+    """Keeps the newest `keep` checkpoints and the best one that each of them names, so that it exists for
+    whichever of them a run is resumed from."""
     kept = set(steps(folder)[-keep:])
     needed: Collection[int | None] = {best_of(folder / name(step)) for step in kept}
     for step in steps(folder):

@@ -1,4 +1,4 @@
-"""Throughput and peak memory of a run, without what is not training."""
+"""Throughput and peak memory of a run, of training alone."""
 
 import resource
 import sys
@@ -31,11 +31,11 @@ class Clock:
             machine.forget_peak()
 
     def started_after(self, steps: int, planned: int) -> bool:
-        """Whether so many steps of this stretch are just enough to have warmed up."""
+        """Whether warm-up ends after this number of steps of this stretch."""
         return steps == min(10, max(1, planned // 10))
 
     def start(self) -> None:
-        """From here on; whatever was counted before is forgotten."""
+        """Starts counting from zero."""
         self.tokens, self._spent = 0, 0.0
         self._since = self._now()
 
@@ -58,11 +58,11 @@ class Clock:
         return status.timed_tokens + (self.tokens if seconds else 0), status.timed_s + seconds
 
     def seconds_left(self, done: int, left: int) -> float:
-        """Of a stretch that has made some steps, evaluations and checkpoints included."""
+        """The estimated time left, evaluations and checkpoints included."""
         return (time.monotonic() - self._stretch) / done * left
 
     def note(self, status: Status) -> None:
-        """Adds what has passed since the last note to a run's figures. To be called while paused."""
+        """Adds the time and tokens since the last note to the run's figures. Called while paused."""
         now = time.monotonic()
         status.wall_s += now - self._began
         self._began = now
@@ -77,8 +77,8 @@ class Clock:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes since the clock was made: of the GPU's memory what tensors have taken at most; on a CPU what the
-    process has (where that cannot be told, since it began)."""
+    """Peak bytes since the clock was made: of tensors on a GPU; on a CPU of the process (since its start,
+    where the peak cannot be reset)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     most = machine.resident("VmHWM")

@@ -28,10 +28,10 @@ def score(
 ) -> dict[str, float]:  # fmt: skip
     """The metric over all samples of a source.
 
-    Each process takes one stretch of the samples, whole texts (which take less memory here than in training,
-    where several processes may have to share them); their statistics come together again in the order of the
-    split, so the score is that of one process. `watch` is called before each batch with the share of the own
-    samples that is done.
+    Each process scores one range of the samples, as whole texts (which take less memory here than in
+    training, where several processes may have to share them); their statistics are gathered in the order of
+    the split, so the score is that of one process. `watch` is called before each batch with the share of this
+    process's samples that is done.
     """
     stretch = -(-len(source) // mesh.size)
     first = min(mesh.rank * stretch, len(source))

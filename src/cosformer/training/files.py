@@ -1,4 +1,4 @@
-"""Writing so that a crash leaves the old file or the new one, and never half of one."""
+"""JSON files and files of records, read and written so that a crash leaves no half of one."""
 
 import fcntl
 import json
@@ -8,34 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cosformer import reading, record_file
-
-
-def flush(path: Path) -> None:
-    """Waits until a file, or the list of names of a folder, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file whole: written aside, flushed, renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        flush(aside)
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    flush(path.parent)
+from cosformer import atomic, reading, record_file
+from cosformer.atomic import flush
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    atomic.replace(path, json.dumps(value, indent=1) + "\n")
 
 
 def read_json(path: Path, advice: str = "Put a copy of it back.") -> Any:

@@ -1,4 +1,4 @@
-"""What a run finds in its folder, and what is made of it: nothing of worth, itself, or another run."""
+"""What the folder of a run may hold when training starts: nothing, the same run, or another one."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ def prepare(run: Run, folder: Path, resume: bool) -> None:
         raise FileExistsError(f"{folder} is a checkpoint of a run. Give the run's folder, {folder.parent}.")
     if path.is_file():
         changed = begun(folder)[1].differences(run) if resume else []
-        # What failed before its first checkpoint is nothing that could be lost.
+        # A run that failed before its first checkpoint has nothing to lose.
         kept = checkpoint.steps(folder) or (folder / RECORD).is_file()
         if changed and kept:
             raise ValueError(
@@ -44,7 +44,7 @@ def prepare(run: Run, folder: Path, resume: bool) -> None:
         _logger.warning("No checkpoint in %s is whole: the run starts again from step 0.", folder)
     for step in found:
         if start is None or step > int(start.name.rpartition("-")[2]):
-            checkpoint.discard(folder / checkpoint.name(step))  # damaged; the run will come by there again
+            checkpoint.discard(folder / checkpoint.name(step))  # damaged; the run will write it again
 
 
 def begun(folder: Path) -> tuple[str, Run]:
@@ -57,7 +57,7 @@ def begun(folder: Path) -> tuple[str, Run]:
 
 
 def finished(run: Run, folder: Path) -> dict[str, Any] | None:
-    """The record of this run, where the folder holds it to its end."""
+    """The record of this run, where the folder holds it finished."""
     if not (folder / RECORD).is_file() or not (folder / RUN).is_file():
         return None
     identity, own = begun(folder)

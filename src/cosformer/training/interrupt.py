@@ -1,5 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that is fulfilled between two steps, or two batches of an evaluation, with a
-checkpoint."""
+"""Ctrl-C and SIGTERM stop a run between two steps, or two batches of an evaluation, with a checkpoint."""
 
 import signal
 import sys
@@ -9,7 +8,7 @@ from typing import Any
 
 
 class Interrupt:
-    """While entered, the first signal is only noted; a second one stops at once, where it finds us."""
+    """Inside the context, the first signal is only recorded; a second one stops at once."""
 
     signals = (signal.SIGINT, signal.SIGTERM)
 

@@ -39,7 +39,7 @@ class Keyed(Dataset[Batch]):
         return self.dataset[index]
 
 
-class Collated:
+class LoaderDataset:
     """Batches of a split through a `DataLoader`."""
 
     def __init__(self, task: Any, dataset: Any, *, workers: int, device: torch.device):
@@ -67,7 +67,7 @@ class Collated:
             collate_fn=self.task.collate,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
-            # The workers' seeds would otherwise be drawn from the generator that dropout draws from.
+            # The workers' seeds would otherwise come from the generator that dropout uses.
             generator=torch.Generator().manual_seed(0),
             worker_init_fn=partial(_bind, os.getpid()),
         )
@@ -78,8 +78,9 @@ class Collated:
 def _bind(parent: int, worker: int) -> None:
     """A worker lives exactly as long as the process it works for.
 
-    Ctrl-C reaches all processes of a terminal, and what happens then is the main process's business. If that
-    is killed, its workers go with it: PyTorch's own watch starts too late for one killed at its beginning.
+    Ctrl-C reaches all processes of a terminal; only the main process handles it. If that is killed, its
+    workers are killed with it: PyTorch's own watchdog starts too late for a process that is killed at its
+    start.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

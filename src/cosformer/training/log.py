@@ -6,14 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cosformer.training.files import flush, lines, write_text
+from cosformer.atomic import flush, replace
+from cosformer.training.files import lines
 
 
 class Log:
     """`log.jsonl` of a run's folder.
 
     Lines about a step hold what follows from the run alone, and a resumed run writes the very same ones; what
-    depends on the clock stands in lines of their own (`event` "speed", "resumed"). Of several processes one
+    depends on the clock is in lines of its own (`event` "speed", "resumed"). Of several processes one
     writes.
     """
 
@@ -31,8 +32,8 @@ class Log:
         return found
 
     def rewind(self, step: int, *, unscored: bool = False) -> None:
-        """Forgets what was written after a step, and what a crash left of a line; with `unscored` the scores
-        of the step itself, too."""
+        """Removes the lines after a step, and a line that a crash has cut off; with `unscored` also the
+        scores of the step itself."""
         if not self.writes:
             return
         kept = [
@@ -42,7 +43,7 @@ class Log:
             or (line["step"] == step and not (unscored and line.get("event") == "valid"))
         ]
         self.close()
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        replace(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -70,7 +71,7 @@ class Log:
             self._board.flush()
 
     def abandon(self) -> None:
-        """After a failure: what a full disk did not take is given up, and is not tried again."""
+        """After a failure: drops lines that a full disk did not take, without another attempt."""
         opened, self._file = self._file, None
         if opened is not None:
             with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from cosformer import drawn
+from cosformer import random_features
 from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, files, parallel, schedules, states
@@ -34,7 +34,7 @@ class Loop:
     """Trains one run in one of its processes.
 
     Attributes:
-        net: the model itself, which is saved and scored; `model` is what is trained on it: see `parallel`.
+        net: the model itself, which is saved and scored; `model` wraps it for training: see `parallel`.
         status: how far the run has come; a checkpoint of it was loaded into `net` already.
         interrupted: whether the run was left before its end, on request.
     """
@@ -46,13 +46,13 @@ class Loop:
         self.run, self.task, self.folder, self.mesh, self.sources = run, task, folder, mesh, sources
         self.log, self.progress, self.interrupt, self.status = log, progress, interrupt, status
         self.order = Order(
-            len(sources["train"]), run.batch, run.accumulation, run.seed, mesh.data_size, mesh.data_rank
+            len(sources["train"]), run.batch_size, run.accumulation, run.seed, mesh.data_size, mesh.data_rank
         )
         self.net, self.model = net, parallel.distributed(net, run, mesh)
         self.optimizer = parallel.adamw(net, run, mesh.device)
-        self.objective = Objective(task, mesh, batch=run.batch, precision=run.precision)
+        self.objective = Objective(task, mesh, batch=run.batch_size, precision=run.precision)
         self.pending, self.clock = PendingMetrics(mesh), Clock(mesh.device)
-        self.draws = any(isinstance(m, drawn.Drawn) for m in net.modules())
+        self.has_random_features = any(isinstance(m, random_features.RandomFeatures) for m in net.modules())
         self.first_step = status.step
         self.interrupted = False
         self._latest: dict[str, float] = {}
@@ -118,12 +118,12 @@ class Loop:
         return total, tokens
 
     def clip(self) -> Tensor:
-        """Limits the gradient; its norm before."""
-        most = float("inf") if self.run.clip is None else self.run.clip
+        """Clips the gradient; returns its norm before."""
+        most = float("inf") if self.run.max_grad_norm is None else self.run.max_grad_norm
         return states.whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), most))
 
     def update(self, step: int) -> float:
-        """Changes the weights; the learning rate it did so with."""
+        """Updates the weights; returns the learning rate."""
         run = self.run
         rate = run.learning_rate * schedules.factor(
             run.schedule, step, warmup=run.warmup, steps=run.steps, end=run.end, power=run.power
@@ -132,10 +132,10 @@ class Loop:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.draws:
-            with torch.random.fork_rng([]):  # the same numbers in every process, whatever else was drawn
+        if self.has_random_features:
+            with torch.random.fork_rng([]):  # the same numbers in every process, whatever was sampled before
                 torch.default_generator.manual_seed(run.seed * 1_000_003 + step)
-                drawn.redraw(self.net, step)
+                random_features.resample(self.net, step)
         return rate
 
     def _asked_to_stop(self) -> bool:
@@ -145,7 +145,7 @@ class Loop:
         return bool(self.mesh.sum(torch.tensor(float(self.interrupt.asked), device=self.mesh.device)))
 
     def report(self, *, show: bool) -> None:
-        """Looks at the steps since the last time, and writes them down."""
+        """Reads the metrics of the steps since the last report, and logs them."""
         for taken in self.pending.take():
             try:
                 taken.check()
@@ -197,12 +197,12 @@ class Loop:
             self._show(evaluating=f"{split} {share:.0%}")
 
         return score(
-            self.net, self.task, self.sources[split], batch=self.run.eval_batch,
+            self.net, self.task, self.sources[split], batch=self.run.eval_batch_size,
             precision=self.run.precision, mesh=self.mesh, watch=watch,
         )  # fmt: skip
 
     def save(self) -> None:
-        """Leaves a checkpoint of this step: see `cosformer.training.checkpoint`."""
+        """Writes a checkpoint of this step: see `cosformer.training.checkpoint`."""
         main = self.mesh.is_main
         with self.clock.paused():
             self.clock.note(self.status)
@@ -224,7 +224,7 @@ class Loop:
             self.mesh.wait()
             if main:
                 checkpoint.finish(path)
-                checkpoint.prune(self.folder, self.run.keep, best_of)
+                checkpoint.prune(self.folder, self.run.save_total_limit, best_of)
             self.mesh.wait()
 
     def resume(self, start: Path) -> None:
@@ -232,7 +232,7 @@ class Loop:
         before it was left, and writes the checkpoint again."""
         states.load_optimizer(start / _OPTIMIZER, self.optimizer)
         random = start / _random(self.mesh.rank)
-        if random.is_file():  # else there were fewer processes: the others go on from the run's seed
+        if random.is_file():  # else there were fewer processes: the others start from the run's seed
             states.load_random(random, self.mesh.device)
         if self.status.unscored:
             self.evaluate()

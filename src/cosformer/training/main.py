@@ -1,4 +1,4 @@
-"""Turning a run into a record: the one way anything here is trained, resumed and evaluated."""
+"""Trains, resumes and evaluates a run, and writes its record."""
 
 import errno
 import json
@@ -20,13 +20,13 @@ from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, files, model, record
 from cosformer.training import folder as folders
 from cosformer.training.clock import peak_memory
+from cosformer.training.device_dataset import LIMIT, DeviceDataset, TooLarge, is_static
 from cosformer.training.interrupt import Interrupt
-from cosformer.training.loader import Collated
+from cosformer.training.loader import LoaderDataset
 from cosformer.training.log import Log
 from cosformer.training.loop import WEIGHTS, Loop
 from cosformer.training.mesh import Mesh
 from cosformer.training.progress import Bar, Progress
-from cosformer.training.resident import LIMIT, Resident, TooLarge, is_static
 from cosformer.training.run import Run
 from cosformer.training.status import Status, best
 
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop, and left a checkpoint to go on from."""
+    """The run was asked to stop, and wrote a checkpoint to continue from."""
 
 
 def train(
@@ -46,8 +46,8 @@ def train(
     Args:
         run: what to train.
         folder: where checkpoints, `log.jsonl` and `record.json` go; one run a folder.
-        resume: go on from the newest whole checkpoint of the folder; False removes what is there and starts
-            again.
+        resume: continue from the newest complete checkpoint of the folder; False removes what is there and
+            starts again.
         progress: True shows a bar with the time left; a function is called with a dict instead.
         results: the file the record is appended to; None: `results/<task>.jsonl`.
 
@@ -56,16 +56,16 @@ def train(
 
     Works unchanged under `torchrun` and `accelerate launch`: the batch is divided among the processes.
     """
-    path, commit = Path(folder), machine.commit()  # files may change while it trains
+    path, commit = Path(folder), machine.commit()  # before files can change
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
     record_file.check(results)
     first = os.environ.get("RANK", "0") == "0"  # of several processes
     finished = folders.finished(run, path) if resume else None
-    if finished is not None:  # which is only read: it may lie on a disk that cannot be written to
+    if finished is not None:  # only read: it may be on a read-only disk
         if first:
             _recorded(finished, results)
         return finished
-    # Nothing is changed before the folder is held.
+    # Nothing is changed before the folder is locked.
     with locked(path, "trains") if first else nullcontext(), Peers():
         mesh = Mesh(device_of(run), run.sequence_parallel)
         return _train(run, path, mesh, commit, resume=resume, progress=progress, results=results)
@@ -113,7 +113,7 @@ def _train(
             test = loop.test()
         except evaluation.Stopped:
             raise Interrupted(
-                f"stopped at step {status.step} of {run.steps}: train in the same folder to go on from there"
+                f"stopped at step {status.step} of {run.steps}: train in the same folder to continue"
             ) from None
     loop.clock.note(status)
     status.peak_memory_bytes = max(status.peak_memory_bytes, peak_memory(mesh.device))
@@ -135,7 +135,8 @@ def _train(
 
 @contextmanager
 def _left_tidy(folder: Path, log: Log, shown: Progress) -> Iterator[None]:
-    """A run that ends early leaves no bar in the line, and no half checkpoint on a disk that may be full."""
+    """If a run ends early, closes the progress bar, and removes a half-written checkpoint from a disk that
+    may be full."""
     try:
         yield
     except BaseException:
@@ -148,7 +149,7 @@ def _left_tidy(folder: Path, log: Log, shown: Progress) -> Iterator[None]:
 
 
 def _recorded(made: dict[str, Any], results: Path) -> None:
-    """Adds the record of a finished run to the results, where it is not there and they can be written."""
+    """Adds the record of a finished run to the results, unless it is there or they cannot be written."""
     if record_file.holds(results, made, "id"):
         return
     try:
@@ -159,15 +160,15 @@ def _recorded(made: dict[str, Any], results: Path) -> None:
         _logger.warning("%s cannot be written to: the record is in the run's folder alone.", results)
 
 
-def evaluate(folder: str | Path, split: str = "test", batch: int | None = None) -> dict[str, float]:
+def evaluate(folder: str | Path, split: str = "test", batch_size: int | None = None) -> dict[str, float]:
     """Scores a split with the best weights of a run's folder, or with those of the checkpoint that is given;
     the batch size does not change the score."""
-    task, rows = statistics(folder, split, batch)
+    task, rows = statistics(folder, split, batch_size)
     return task.metric.score(rows)
 
 
 def statistics(
-    folder: str | Path, split: str = "test", batch: int | None = None
+    folder: str | Path, split: str = "test", batch_size: int | None = None
 ) -> tuple[Task, torch.Tensor]:
     """The task of a run's folder, and what its metric keeps of each sample of a split, with the best
     weights: float64 [samples, k] on the CPU."""
@@ -178,7 +179,7 @@ def statistics(
     net = model.HEADS[task.head](model.configuration(run, task))
     load_weights(net, weights / WEIGHTS)
     samples = source(run, task, split, device)
-    batches = samples.evaluation(range(len(samples)), batch or run.eval_batch)
+    batches = samples.evaluation(range(len(samples)), batch_size or run.eval_batch_size)
     rows = evaluation.statistics(net.to(device).eval(), task, batches, precision=run.precision, device=device)
     return task, rows.cpu()
 
@@ -200,5 +201,5 @@ def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
     if chosen or (run.data == "auto" and not run.workers and is_static(dataset)):
         whole, limit = run.compile and split == "train", None if chosen else LIMIT
         with suppress(TooLarge):
-            return Resident(task, dataset, device=device, whole=whole, limit=limit)
-    return Collated(task, dataset, workers=run.workers if split == "train" else 0, device=device)
+            return DeviceDataset(task, dataset, device=device, whole=whole, limit=limit)
+    return LoaderDataset(task, dataset, workers=run.workers if split == "train" else 0, device=device)

@@ -1,5 +1,5 @@
-"""The processes of a run: which of them this is, which samples it computes, and how their figures come
-together. The rest of training asks here, and nobody else, how a run is spread."""
+"""The processes of a run: which of them this is, which samples it computes, and how results are reduced. The
+rest of training gets this information only from here."""
 
 import hashlib
 
@@ -20,11 +20,11 @@ class Mesh:
         alone: whether it was started by itself; a launcher may have started one process, too.
         data_rank, data_size: of its group, and how many groups share the samples of an update.
         sequence: processes of a group, each with a part of every text.
-        sequence_group: they themselves; None where each process has whole texts.
+        sequence_group: the processes of the group; None where each process has whole texts.
     """
 
     def __init__(self, device: str, sequence: int = 1):
-        # What a run before this one, perhaps on another device, has left.
+        # State of an earlier run in this process, perhaps on another device.
         AcceleratorState._reset_state(reset_partial_state=True)
         # The run says how it computes: what `accelerate launch` was told of that does not count.
         self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no", dynamo_backend="no")

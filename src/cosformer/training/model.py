@@ -61,7 +61,10 @@ def refuse_what_does_not_fit(run: Run, task: Task) -> None:
     # Each builds the whole model before it keeps its shard.
     each = max(whole, 4 * whole // size) if parallel.shards(run) else 4 * whole
     memory.refuse_beyond(local * each, "training this model")
-    for name, rows in (("batch", run.batch // run.accumulation / size), ("eval_batch", run.eval_batch)):
+    for name, rows in (
+        ("batch_size", run.batch_size // run.accumulation / size),
+        ("eval_batch_size", run.eval_batch_size),
+    ):
         states = int(local * 4 * rows * min(task.length, config.max_position_embeddings) * config.hidden_size)
         what = f"{name}={getattr(run, name):,} and texts of {task.length:,} tokens"
         memory.refuse_beyond(states, f"one layer with {what}")
@@ -80,7 +83,7 @@ def initial(run: Run) -> Path | None:
 
 
 def build(run: Run, task: Task) -> Any:
-    """The model with its first weights: drawn from the run's seed, or those of `run.initial`."""
+    """The model with its first weights: initialised from the run's seed, or those of `run.initial`."""
     head, config = HEADS[task.head], configuration(run, task)
     torch.manual_seed(run.seed)
     if run.initial is None:

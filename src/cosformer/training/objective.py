@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cosformer.models import shard_batch
-from cosformer.models.layout import unpredictable
+from cosformer.models.layout import loss_exclusion_mask
 from cosformer.tasks import Task
 from cosformer.training.evaluation import autocast
 from cosformer.training.loader import Batch
@@ -49,7 +49,7 @@ class Objective:
         labels = batch["labels"]
         if self.head != "causal_lm":
             return (labels != -100).sum()
-        hidden = unpredictable(
+        hidden = loss_exclusion_mask(
             labels, batch.get("attention_mask"), batch.get("position_ids"), batch.get("cu_seqlens")
         )
         asked = labels if hidden is None else labels.masked_fill(hidden, -100)

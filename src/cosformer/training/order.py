@@ -1,9 +1,9 @@
 """Which samples each update sees: a pure function of the seed and the step.
 
-The samples of all epochs stand in one long line, each epoch a permutation of its own; update u takes the
-positions u·B to (u + 1)·B of it, B the batch. So every sample is seen equally often, no batch is ever short,
-the line can be entered anywhere without walking to it, and its division among processes and parts of an
-accumulation changes nothing about what an update sees.
+The samples of all epochs form one sequence, each epoch a permutation of its own; update u takes the positions
+u·B to (u + 1)·B of it, B the batch size. So every sample is seen equally often, no batch is ever short, any
+position can be computed directly, and the division among processes and parts of an accumulation does not
+change which samples an update sees.
 """
 
 from dataclasses import dataclass, field
@@ -66,12 +66,12 @@ class Order:
     def permutation(self, epoch: int) -> Tensor:
         """The samples of an epoch in their order, int64 [samples]."""
         if epoch not in self._drawn:
-            while len(self._drawn) > 1:  # a batch may lie across two epochs
+            while len(self._drawn) > 1:  # a batch may span two epochs
                 del self._drawn[min(self._drawn)]
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._drawn[epoch] = torch.randperm(self.samples, generator=generator)
         return self._drawn[epoch]
 
     def epoch(self, updates: int) -> float:
-        """Epochs seen after so many updates."""
+        """Epochs seen after a number of updates."""
         return updates * self.batch / self.samples

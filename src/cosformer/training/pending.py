@@ -1,4 +1,5 @@
-"""What each update came to: kept on the device until somebody looks, for looking makes the device wait."""
+"""Metrics of updates, kept on the device until they are reported, because reading them waits for the
+device."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ class Diverged(RuntimeError):
         self.step = step
         super().__init__(
             f"the {what} became {value} at step {step}, and the run was stopped; its checkpoints from before "
-            "are intact. Lower learning_rate or clip, or lengthen warmup, and start anew."
+            "are intact. Lower learning_rate or max_grad_norm, or lengthen warmup, and start again."
         )
 
 
@@ -38,7 +39,7 @@ class Step:
 
 
 class PendingMetrics:
-    """Updates that nobody has looked at yet."""
+    """Metrics of updates that were not reported yet."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh

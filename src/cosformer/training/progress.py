@@ -1,4 +1,4 @@
-"""How far a run is and how long it will still take."""
+"""The progress of a run: steps done and time left."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 class Bar:
-    """A progress bar over the steps; where nobody watches a terminal, a line every half minute."""
+    """A progress bar over the steps; where the output is no terminal, a line every half minute."""
 
     def __init__(self, title: str):
         self.title = title
@@ -32,7 +32,7 @@ class Bar:
         words = {k: v if isinstance(v, str) else f"{v:.4g}" for k, v in shown.items()}
         self._bar.set_postfix(words, refresh=False)
         if "evaluating" in event and time.monotonic() - self._drawn >= self._bar.mininterval:
-            self._bar.refresh()  # which the bar itself does only where a step was made
+            self._bar.refresh()  # the bar itself refreshes only after a step
             self._drawn = time.monotonic()
         if event.get("done"):
             self.close()

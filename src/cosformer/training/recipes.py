@@ -15,6 +15,7 @@ from typing import Any
 
 from cosformer.models import defaults
 from cosformer.recipe_files import check, folder, names
+from cosformer.record_format import current_names
 from cosformer.training.run import Run, refuse_unknown
 
 __all__ = ["Table", "build", "load", "names", "recommended"]
@@ -48,6 +49,7 @@ class Table:
         """A complete run. Where each layer has its own attention, no mechanism's settings are added."""
         if scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, but got {scale!r}.")
+        overrides = current_names(overrides)
         refuse_unknown(overrides)
         name = attention if isinstance(attention, str) else ""
         layers = (
@@ -64,7 +66,7 @@ class Table:
             "scale": scale,
         }
         for layer in layers:
-            for name, value in layer.items():
+            for name, value in current_names(layer).items():
                 merged = name in ("task_settings", "model")
                 made[name] = {**made.get(name, {}), **value} if merged else value
         return Run.from_dict(made)
@@ -120,7 +122,7 @@ def build(
 
 def _laid(below: Settings, above: Settings) -> dict[str, Any]:
     model = {**below.get("model", {}), **above.get("model", {})}
-    return {**below, **above, **({"model": model} if model else {})}
+    return {**current_names(below), **current_names(above), **({"model": model} if model else {})}
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -1,4 +1,4 @@
-"""What a finished run leaves: one JSON record, from which every table and plot is rendered."""
+"""The JSON record of a finished run, from which every table and plot is rendered."""
 
 import datetime
 from pathlib import Path

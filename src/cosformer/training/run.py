@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cosformer.ops.checks import flag, positive, positive_int
-from cosformer.record_format import NON_SEMANTIC_FIELDS
+from cosformer.record_format import NON_SEMANTIC_FIELDS, RENAMED_FIELDS, current_names
 from cosformer.registry import meant_or_known
 from cosformer.training import schedules
 
-_REQUIRED = ("task", "steps", "batch", "learning_rate")
+_REQUIRED = ("task", "steps", "batch_size", "learning_rate")
 _CHOICES = {
     "schedule": schedules.NAMES,
     "precision": ("fp32", "bf16"),
@@ -23,14 +23,16 @@ _CHOICES = {
 
 # Whole numbers, from and to. A seed is what NumPy takes; more workers are processes that wait for each other.
 _WHOLE = {
-    "steps": (1, 10**9), "batch": (1, 10**9), "accumulation": (1, 10**9), "eval_batch": (1, 10**9),
-    "eval_every": (1, 10**12), "save_every": (1, 10**12), "log_every": (1, 10**12), "keep": (1, 10**6),
+    "steps": (1, 10**9), "batch_size": (1, 10**9), "accumulation": (1, 10**9), "eval_batch_size": (1, 10**9),
+    "eval_every": (1, 10**12), "save_every": (1, 10**12), "log_every": (1, 10**12),
+    "save_total_limit": (1, 10**6),
     "sequence_parallel": (1, 10**6), "warmup": (0, 10**9), "seed": (0, 2**32 - 1), "workers": (0, 256),
 }  # fmt: skip
 _KINDS: dict[str, Any] = {
     "task": str, "task_settings": dict, "model": dict, "attention": str | list, "initial": str | None,
     "compile_backend": str,
 }  # fmt: skip
+_FIRST_NAMES = {new: old for old, new in RENAMED_FIELDS.items()}
 _WORDS = {str: "text", dict: "an object", str | list: "a name or a list of names", str | None: "a folder"}
 
 
@@ -44,37 +46,37 @@ class Run:
         model: fields of `CosformerConfig` but for `attention`; sizes of the vocabulary, of the labels and of
             the longest text come from the task. What it leaves out is as in `CosformerConfig.paper()`.
         initial: folder of a saved model of the family, or of a run, whose (best) weights the run starts
-            from; what it lacks (a classifier, say) is drawn. None: everything is drawn.
+            from; what it lacks (a classifier, say) is initialised. None: everything is initialised.
         steps: updates of the weights.
-        batch: samples of an update, over all processes and all parts of an accumulation: the same run gives
-            the same losses however it is spread.
+        batch_size: samples of an update, over all processes and all parts of an accumulation: the same run
+            gives the same losses however it is spread.
         accumulation: parts that the batch of a process is computed in, one after the other.
         learning_rate, schedule, warmup, end, power: see `cosformer.training.schedules`.
         beta1, beta2, epsilon, weight_decay: of AdamW; matrices and embeddings decay, biases and norms do not.
-        clip: greatest norm of the gradient; None: unlimited.
+        max_grad_norm: the gradient is clipped to this norm; None: not clipped.
         eval_every: steps between two evaluations on the validation split.
-        eval_batch: samples of a batch there; the score does not depend on it.
+        eval_batch_size: samples of a batch there; the score does not depend on it.
         patience: evaluations without a better score after which the run ends; None: it never does early.
         save_every: steps between two checkpoints; beside these, each better score leaves one.
-        keep: newest checkpoints kept beside the best one.
+        save_total_limit: newest checkpoints kept beside the best one.
         log_every: steps after which losses are fetched from the device, written and shown.
         precision: "fp32", or "bf16" for autocast over float32 weights.
         compile, compile_backend: whether and how `torch.compile` is used for the layers, in training.
-        gradient_checkpointing: compute activations again in the backward pass, to save memory.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
         shard: whether several processes share the weights, gradients and moments (FSDP2), to save memory;
             else each has all of them (DDP).
-        sequence_parallel: processes that share each text, every one of them a part of it; the number of
-            processes is a multiple of it.
+        sequence_parallel: number of processes that share each text, a part each; it divides the number of
+            processes.
         device: "auto" takes a GPU where there is one.
         data: where the samples of a step come from: "device" keeps the whole split there, "loader" collates
             each batch on the CPU, "auto" takes the first where the split is small and its samples fixed.
-        workers: processes of the loader; 0: none but our own.
-        recipe, scale: which function and size it came from, for the record.
+        workers: processes of the loader; 0: the main process.
+        recipe, scale: the recipe and scale that built it, for the record.
     """
 
     task: str
     steps: int
-    batch: int
+    batch_size: int
     learning_rate: float
     task_settings: dict[str, Any] = field(default_factory=dict)
     attention: str | list[str] = "cosformer"
@@ -89,12 +91,12 @@ class Run:
     beta2: float = 0.98
     epsilon: float = 1e-8
     weight_decay: float = 0.0
-    clip: float | None = 1.0
+    max_grad_norm: float | None = 1.0
     eval_every: int = 500
-    eval_batch: int = 32
+    eval_batch_size: int = 32
     patience: int | None = None
     save_every: int = 500
-    keep: int = 2
+    save_total_limit: int = 2
     log_every: int = 20
     seed: int = 0
     precision: str = "fp32"
@@ -138,13 +140,14 @@ class Run:
         for name in ("warmup", "workers", "weight_decay", "seed"):
             if not values[name] >= 0:
                 raise ValueError(f"{name} must not be negative, but got {values[name]}.")
-        if self.clip is not None:
-            positive("clip", self.clip)
+        if self.max_grad_norm is not None:
+            positive("max_grad_norm", self.max_grad_norm)
         if self.patience is not None:
             positive_int("patience", self.patience)
-        if self.batch % self.accumulation:
+        if self.batch_size % self.accumulation:
             raise ValueError(
-                f"batch must be a multiple of accumulation {self.accumulation}, but got {self.batch}."
+                f"batch_size must be a multiple of accumulation {self.accumulation}, "
+                f"but got {self.batch_size}."
             )
         if self.compile and self.sequence_parallel > 1:
             raise ValueError(
@@ -166,6 +169,9 @@ class Run:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Run":
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a run must be an object of its settings, but got {type(values).__name__}.")
+        values = current_names(values)
         refuse_unknown(values)
         missing = [name for name in _REQUIRED if name not in values]
         if missing:
@@ -174,7 +180,7 @@ class Run:
 
     def replace(self, **changes: Any) -> "Run":
         """The run with some fields changed."""
-        return Run.from_dict({**self.to_dict(), **changes})
+        return Run.from_dict({**self.to_dict(), **current_names(changes)})
 
     def differences(self, other: "Run") -> list[str]:
         """What changes the outcome: names of fields in which two runs differ."""
@@ -186,10 +192,12 @@ class Run:
 
 
 def digest(run: Run) -> str:
-    """Of all that changes the outcome: two runs with the same digest are the same experiment. Fields that are
-    as by default do not count, so that a field added later changes no digest."""
+    """A hash of all that changes the outcome: two runs with the same digest are the same experiment. Fields
+    with their default do not count, so that a field added later changes no digest; renamed ones count under
+    their first name."""
     required = {name: getattr(run, name) for name in _REQUIRED}
-    told = required | {name: getattr(run, name) for name in run.differences(Run(**required))}
+    names = (*required, *run.differences(Run(**required)))
+    told = {_FIRST_NAMES.get(name, name): getattr(run, name) for name in names}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

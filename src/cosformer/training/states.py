@@ -1,4 +1,4 @@
-"""What a run is made of beside the weights (optimiser, random numbers), as safetensors and JSON.
+"""The state of a run beside the weights (optimiser, random numbers), as safetensors and JSON.
 
 torch.save pickles these; here nothing is ever unpickled.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.utils import logging as hf_logging
 
-from cosformer.models.loading import placed
+from cosformer.models.loading import sharded_like
 
 _KEY = "cosformer_state"
 
@@ -34,7 +34,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def whole(x: Tensor) -> Tensor:
-    """All of a tensor, also where each process holds a part: then all of them have to ask."""
+    """All of a tensor; where each process holds a part, all processes have to call this."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
@@ -54,7 +54,7 @@ def save_weights(path: Path, model: Any, *, writes: bool) -> None:
     weights = _gathered(model.state_dict(keep_vars=True), writes)
     if writes:
         shown = hf_logging.is_progress_bar_enabled()
-        hf_logging.disable_progress_bar()  # one for each file, in the middle of ours
+        hf_logging.disable_progress_bar()  # one per file, which would break ours
         state = {name: x.detach() for name, x in weights.items()}
         model.save_pretrained(path, state_dict=state, max_shard_size="1TB")
         if shown:
@@ -90,7 +90,7 @@ def load_optimizer(path: Path, optimizer: Any) -> None:
     for key, value in {**tensors, **values["numbers"]}.items():
         index, name = key.split(".", 1)
         has_shape = isinstance(value, Tensor) and value.dim() > 0  # the number of steps has none
-        own = placed(value, parameters[int(index)]) if has_shape else value
+        own = sharded_like(value, parameters[int(index)]) if has_shape else value
         entries.setdefault(int(index), {})[name] = own
     optimizer.load_state_dict({"state": entries, "param_groups": state["param_groups"]})
 
@@ -98,7 +98,7 @@ def load_optimizer(path: Path, optimizer: Any) -> None:
 def save_random(path: Path, device: torch.device) -> None:
     """The states of the generators of Python, NumPy, PyTorch and the process's GPU."""
     version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (whoever draws so is resumed too)
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (code that uses it is resumed too)
     tensors = {
         "python": torch.tensor(words),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),

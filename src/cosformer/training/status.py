@@ -1,4 +1,4 @@
-"""How far a run has come, beside its weights: what early stopping and the record need to know."""
+"""The progress of a run beside its weights: what early stopping and the record need."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _KINDS: dict[str, Any] = {
 
 @dataclass
 class Status:
-    """Goes into every checkpoint, and comes back from it.
+    """Saved in every checkpoint.
 
     Attributes:
         step: updates made.
@@ -26,7 +26,7 @@ class Status:
         waited: evaluations since then.
         unscored: whether the evaluation due at this step was stopped, and is still to be made.
         tokens: real tokens trained on.
-        wall_s: seconds since the run began, what was between two stretches not counted.
+        wall_s: seconds of training, without the time between two stretches.
         timed_tokens, timed_s: those of them, and the time they took, that count for the throughput: without
             the first steps of a stretch (which compile and warm up), evaluations and checkpoints.
         peak_memory_bytes: the most that any stretch has used.
@@ -44,7 +44,7 @@ class Status:
     peak_memory_bytes: int = 0
 
     def judge(self, scores: dict[str, float], metric: Metric) -> bool:
-        """Notes an evaluation; whether it was the best so far. What is not a number never is."""
+        """Records an evaluation; returns whether it was the best so far. NaN never is."""
         new, old = scores[metric.name], None if self.best is None else self.best[metric.name]
         better = new == new and (old is None or (new > old if metric.higher_is_better else new < old))
         if better:

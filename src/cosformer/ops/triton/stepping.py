@@ -61,7 +61,7 @@ def _plain_step(args: AttentionArgs, into: Tensor | None = None) -> Tensor:
     assert numerator is not None
     assert denominator is not None
     assert positions is not None
-    # Of some heads among others the sums are a copy, which goes back.
+    # The sums of some heads among others are a copy, which is copied back.
     state = State.of(numerator, denominator)
     out = run.step(args.q, args.k, args.v, args.key_mask, state, positions, into, args.m, args.eps)
     if state.s is not numerator:

@@ -1,5 +1,5 @@
-"""The step of one token a row as an op of the library: inside a graph that is compiled it overwrites the
-state as it does outside of one."""
+"""The step of one token per row as a library op, so that it overwrites the state inside a compiled graph,
+too."""
 
 import torch
 from torch import Tensor

@@ -22,18 +22,18 @@ from cosformer.report.sections.operator_cpu import BUSY, Results, figure, gate_s
 from cosformer.terminal import seconds, size
 
 FORMAT = "cosformer attention benchmark 1"
-# Who is drawn on the page; the full report draws all.
+# Plotted on the page; the full report plots all.
 KNOWN = {
     "cosformer": ("cosFormer", 0), "softmax": ("softmax", 1), "linear": ("linear (elu + 1)", 2),
     "performer": ("Performer", 3), "local": ("local", 4), "reformer": ("Reformer", 5),
 }  # fmt: skip
-# Up to which fitted exponent a claim stands; constant parts and caches bend every curve a little.
+# Largest fitted exponent for each claimed growth; constant costs and caches bend every curve a little.
 LIMITS = {"linear": 1.2, "log-linear": 1.3, "length^1.5": 1.7, "quadratic": 2.2}
 GATE = (
     "Values and gradients in float32 against the slow transcription of each in float64; in a narrower type, "
     "values against float32 on the same numbers. Whoever errs more than is allowed is not timed."
 )
-POINTS = 3  # the longest lengths, from which growth is fitted: at short ones it is the overhead that shows
+POINTS = 3  # growth is fitted to the longest lengths; short ones show the overhead
 
 
 def exponent(points: list[tuple[int, float]]) -> float | None:

@@ -72,7 +72,7 @@ def log_plot(name: str, title: str, found: list[Line], says: str, caption: str =
 
 
 def disturbance(data: Record, advice: str = "") -> str:
-    """A warning where the machine was not ours alone while the clock ran; else nothing."""
+    """A warning where other processes used the machine during the measurement; else nothing."""
     share = data.get("others_share")
     if share is None or share < 0.05:
         return ""

@@ -48,7 +48,7 @@ def _growth(data: Record, name: str, batch: int) -> tuple[int, int, float] | Non
 
 
 def findings(data: Record) -> list[list[str]]:
-    """What was promised, and what came out."""
+    """Each promise, and the measured figure."""
     rows = []
     for batch in data["settings"]["batches"]:
         sizes = {r["cache_bytes"] for r in data["results"]

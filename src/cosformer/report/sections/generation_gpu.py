@@ -1,4 +1,4 @@
-"""Generation on a GPU: what was promised of compiled steps, and what came out."""
+"""Generation on a GPU: promises for compiled steps, and the measured figures."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def _row(data: Record, contender: str, batch: int, context: int) -> Record:
 
 
 def findings(data: Record) -> list[list[str]]:
-    """What was promised, and what came out; what was not measured is left out."""
+    """Each promise that was measured, and its figure."""
     rows = []
 
     def add(what: str, measured: str, met: bool) -> None:

@@ -24,7 +24,7 @@ from cosformer.report.sections.common import (
 from cosformer.terminal import seconds, size, times
 
 FORMAT = "cosformer operator benchmark 1"
-# Who is drawn on the page, in this order and in these colours; the full report draws all.
+# Plotted on the page, in this order and these colours; the full report plots all.
 KNOWN = {"cosformer": ("cosFormer", 0), "sdpa": ("softmax", 1), "authors": ("authors' form", 2)}
 _COLOURS = {"cosformer": 0, "sdpa": 1, "authors": 2, "fast-transformers": 3, "causal_dot_product": 7}
 BUSY = " The times are too high, those made of many small operations most; repeat it on an idle machine."

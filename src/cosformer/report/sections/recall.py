@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from cosformer.record_format import current_names
 from cosformer.report.document import Document, Figure, Line, Plot, Section, Table, Text, colour_of
 from cosformer.report.sections.common import Record
 
@@ -83,15 +84,15 @@ def _plot(title: str, points: Sequence[Record]) -> Plot:
 
 
 def _settings(points: Sequence[Record]) -> str:
-    return "; ".join(sorted({_words(p["record"]["settings"]) for p in points})) + "."
+    return "; ".join(sorted({_words(current_names(p["record"]["settings"])) for p in points})) + "."
 
 
 def _words(run: Record) -> str:
     task = ", ".join(f"{name} {value}" for name, value in run["task_settings"].items())
     return (
         f"Rows: {task or 'as the task has them'}. Models: {run['model']['num_hidden_layers']} layers, "
-        f"{run['model']['num_attention_heads']} head(s). Training: {run['steps']:,} steps of {run['batch']} "
-        f"rows, rate {run['learning_rate']:g}, seed {run['seed']}"
+        f"{run['model']['num_attention_heads']} head(s). Training: {run['steps']:,} steps of "
+        f"{run['batch_size']} rows, rate {run['learning_rate']:g}, seed {run['seed']}"
     )
 
 

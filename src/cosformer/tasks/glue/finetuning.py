@@ -1,4 +1,4 @@
-"""Fine-tuning: a sentence, or two, and what is to be said about them. What the tasks of this kind share."""
+"""Shared by the fine-tuning tasks: one sentence or two, and a label or a score."""
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ class FineTuning(Tokenised):
     always the same, and test is the official development set, on which published figures are mostly given.
 
     Args:
-        length: the most tokens; of two texts, the longer one is cut first. Read apart, each has so many.
+        length: the most tokens; of two texts, the longer one is cut first. Read apart, each has this length.
         tokens: "bytes", or "bpe": byte-pair encoding, as `mlm` has it with the same settings.
         bpe_size: its tokens.
         bpe_corpus: what it is learned from.

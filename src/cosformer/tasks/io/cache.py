@@ -125,7 +125,7 @@ def _unwritable(said: str, error: OSError) -> OSError:
 
 
 def _flush(folder: Path) -> None:
-    """Onto the disk before the name is: after a power cut an entry is whole or not there."""
+    """Syncs the files before the rename: after a power failure an entry is complete or absent."""
     for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

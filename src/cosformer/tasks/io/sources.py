@@ -1,4 +1,4 @@
-"""Files of data sets: where they are looked for, how they are read, and what is said when they are damaged.
+"""Files of data sets: where they are searched, how they are read, and the errors when they are damaged.
 
 Files are found under `COSFORMER_DATA`, then under `data` in the cache folder (where `fetch` puts them), each
 as it is or with .xz or .gz. They are read as streams. What is wrong with them is a `DataError` that names the
@@ -40,7 +40,7 @@ def roots() -> list[Path]:
 def find(*names: str, advice: str) -> Path:
     """The first of these files (relative to a root, packed or not) that is there.
 
-    The advice says where the data set is to be had.
+    The advice says where to get the data set.
     """
     for root in roots():
         for name in names:
@@ -90,7 +90,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def pieces(path: Path, size: int = 1 << 20, limit: int | None = None) -> Iterator[bytes]:
-    """The unpacked content, a piece at a time; at most `limit` bytes of it (`LIMIT`, where none is given)."""
+    """The unpacked content, block by block; at most `limit` bytes of it (`LIMIT`, where none is given)."""
     done = 0
     try:
         with opened(path) as file:

@@ -79,7 +79,8 @@ class Bpe(Vocabulary):
     def encode(self, texts: Iterable[str]) -> Iterator[list[int]]:
         texts = iter(texts)
         while some := list(islice(texts, 512)):
-            # Of the library itself: its wrapper would build masks and types that nobody reads.
+            # The tokenizers library itself: transformers' wrapper would build masks and type ids that are not
+            # used.
             yield from (e.ids for e in self.tokenizer.backend_tokenizer.encode_batch_fast(some))
 
     def decode(self, ids: list[int]) -> str:
@@ -118,7 +119,7 @@ def checked(kind: str, size: int) -> None:
 
 
 def vocabulary(kind: str, size: int, corpus: str) -> Vocabulary:
-    """Bytes, or byte-pair encoding with so many tokens, learned from a corpus once and then cached."""
+    """Bytes, or byte-pair encoding with this number of tokens, learned from a corpus once and then cached."""
     checked(kind, size)
     if kind == "bytes":
         return Bytes()

@@ -50,7 +50,7 @@ def ordered(function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(workers, context, _leave_with, (os.getpid(),)) as pool:
         try:
-            # A few jobs ahead: nobody waits, and little is done in vain when the caller stops.
+            # A few jobs ahead: workers do not wait, and little is wasted when the caller stops.
             waiting.extend(pool.submit(function, job) for job in itertools.islice(todo, workers + 2))
             while waiting:
                 result = waiting.popleft().result()

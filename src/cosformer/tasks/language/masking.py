@@ -1,4 +1,4 @@
-"""Documents packed to rows of one length, and masks that are drawn anew in each epoch."""
+"""Documents packed to rows of one length, and masks that are sampled in each epoch."""
 
 from bisect import bisect_left, insort
 from typing import Any

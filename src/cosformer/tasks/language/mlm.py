@@ -34,7 +34,7 @@ class MaskedLM(Tokenised):
 
     Provenance: the texts of a corpus: wikitext2 (raw, 600 / 60 / 60 articles), wikitext103 (28,475 / 60 /
     60), imdb (its unlabelled reviews, 45,000 / 2,500 / 2,500) or python (the standard library's source; files
-    90 / 5 / 5 %). Which tokens are hidden is drawn anew in each epoch of train, and is fixed in valid and
+    90 / 5 / 5 %). Which tokens are hidden is sampled in each epoch of train, and is fixed in valid and
     test.
 
     Args:

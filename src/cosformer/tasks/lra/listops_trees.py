@@ -55,7 +55,7 @@ class Trees:
 
 
 def grow(rng: np.random.Generator, count: int, grammar: Grammar) -> Trees:
-    """Grows so many trees and keeps those of the right length."""
+    """Grows `count` trees and keeps those of the right length."""
     levels = _levels(rng, count, grammar)
     lengths = np.sum([np.bincount(lv.tree, 1 + (lv.arity > 0), count) for lv in levels], 0).astype(np.int64)
     kept = (lengths > grammar.min_length) & (lengths < grammar.max_length)

@@ -41,7 +41,7 @@ class Snakes:
 
 
 def grow(rng: np.random.Generator, stimulus: Stimulus, count: int) -> Snakes:
-    """Begins so many pictures and returns those that could be finished."""
+    """Begins `count` pictures and returns those that could be finished."""
     field = Field(rng, stimulus, count)
     origins = _origins(field)
     for snake, disc in enumerate((FIRST, SECOND)):

@@ -25,14 +25,15 @@ class Copy(Task):
         input_ids   < 7 3 9 3 | 7 3 9 3
         labels      . . . . . . 7 3 9 3        (. is -100: not predicted)
 
-    Provenance: drawn. Three splits of their own seeds, `train_rows` / `valid_rows` / `test_rows` (100,000 /
-    3,000 / 3,000). Symbols are drawn with equal probability, so nothing but the copy itself can be learned.
+    Provenance: generated. Three splits with their own seeds, `train_rows` / `valid_rows` / `test_rows`
+    (100,000 / 3,000 / 3,000). Symbols are sampled with equal probability, so nothing but the copy itself can
+    be learned.
 
     Args:
         length: tokens of a row, even: two signs, and (length - 2) / 2 symbols twice.
         vocab_size: tokens: two signs, the others are symbols.
         train_rows, valid_rows, test_rows: sizes of the splits.
-        seed: of everything drawn.
+        seed: of all random numbers.
     """
 
     length: int = 128

@@ -22,9 +22,9 @@ class Mqar(Task):
         input_ids   k1 v1 k2 v2 k3 v3 | k2 v2 .  .  k1 v1 .  .  k3 v3
         labels       .  .  .  .  .  . |  . v2 .  .   . v1 .  .   . v3        (. a random value; -100)
 
-    Provenance: drawn, as in the paper's code. Keys are distinct tokens of the lower half of the vocabulary,
-    values are from the upper half; how far behind the pairs a key is asked for follows the power law
-    p(gap) ~ power gap^(power - 1). Columns that hold neither hold random values, never a key. Three
+    Provenance: generated, as in the paper's code. Keys are distinct tokens of the lower half of the
+    vocabulary, values are from the upper half; how far behind the pairs a key is asked for follows the power
+    law p(gap) ~ power gap^(power - 1). Columns that hold neither hold random values, never a key. Three
     splits of their own seeds, `train_rows` / `valid_rows` / `test_rows` (100,000 / 3,000 / 3,000).
 
     Args:
@@ -33,7 +33,7 @@ class Mqar(Task):
         vocab_size: tokens, even.
         power: of the gaps; small is near.
         train_rows, valid_rows, test_rows: sizes of the splits.
-        seed: of everything drawn.
+        seed: of all random numbers.
     """
 
     length: int = 256

@@ -49,14 +49,14 @@ class Reverse(Task):
         input_ids   c a b . .      (. is padding)
         labels      b a c END
 
-    Provenance: drawn; letters and lengths with equal probability. Three splits of their own seeds,
+    Provenance: generated; letters and lengths with equal probability. Three splits with their own seeds,
     `train_rows` / `valid_rows` / `test_rows` (100,000 / 500 / 500).
 
     Args:
         letters: how many there are.
         shortest, longest: lengths of a sequence.
         train_rows, valid_rows, test_rows: sizes of the splits.
-        seed: of everything drawn.
+        seed: of all random numbers.
     """
 
     letters: int = 16

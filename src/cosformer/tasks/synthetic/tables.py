@@ -1,4 +1,4 @@
-"""What tasks that are drawn share: a table of tokens in memory, generators, sizes of splits."""
+"""Shared by the synthetic tasks: a table of tokens in memory, generators, sizes of splits."""
 
 from typing import Any
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cosformer.atomic import replace
 from cosformer.cli import main
-from cosformer.report.files import replace
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def full(*args):

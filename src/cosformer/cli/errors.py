@@ -1,4 +1,4 @@
-"""What can go wrong at the terminal, and the sentence that is said about it: never a traceback."""
+"""Errors of the command line: each is one sentence, never a traceback."""
 
 import errno
 import os
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class Mistake(Exception):
-    """Something the user can put right: one sentence, exit code 2."""
+class UsageError(Exception):
+    """An error that the user can correct: one sentence, exit code 2."""
 
 
 class Stopped(Exception):
-    """Ctrl-C: what was kept, and the command that goes on from there; exit code 130."""
+    """Ctrl-C: what was kept, and the command that continues from there; exit code 130."""
 
 
 def about(error: OSError) -> str:
-    """The sentence for what the operating system refused."""
+    """The sentence for an error of the operating system."""
     where = f" ({error.filename})" if error.filename else ""
     if full_disk(error):
         return f"the disk is full{where}: free some space and run the command again; {KEPT}."
@@ -27,8 +27,8 @@ def about(error: OSError) -> str:
 
 
 def full_disk(error: BaseException | None) -> bool:
-    """Whether there was no room left to write to, in whichever words a library says so; a limit of the
-    process (`ulimit -f`) counts."""
+    """Whether the error, or one that caused it, says that the disk is full, or that the limit of the process
+    (`ulimit -f`) was reached; libraries say so in different words."""
     while error is not None:
         if getattr(error, "errno", None) in _FULL or re.search(_FULL_WORDS, str(error)):
             return True
@@ -43,36 +43,36 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What the operating system's words become in Rust (safetensors, tokenizers), and in NumPy.
+# How such errors read in Rust (safetensors, tokenizers), and in NumPy.
 _FULL_WORDS = rf"\(os error ({'|'.join(map(str, _FULL))})\)|\d+ requested and \d+ written"
 
 
 def _reason(error: OSError) -> str:
-    """The system's words, or those of a sentence of our own; without a full stop."""
+    """The message of the system, or of the exception; without a full stop."""
     return error.strerror.lower() if error.strerror else str(error).rstrip(".")
 
 
 def printable(sentence: str) -> str:
-    """In one line, and without what a terminal would obey: names of files may hold anything."""
+    """In one line and without control characters: names of files may contain any."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence.strip())
     return "".join(shown)
 
 
 def capitalised(sentence: str) -> str:
-    """With a capital, where the first word is one, and not a path, an option or the name of a setting."""
+    """With a capital letter, unless the first word is a path, an option or the name of a setting."""
     word = sentence.partition(" ")[0].rstrip(",:;.")
     return sentence[:1].upper() + sentence[1:] if word.isalpha() and not os.path.exists(word) else sentence
 
 
 @contextmanager
 def needs_models() -> Iterator[None]:
-    """Around imports of the models: what is missing is named, with the way to get it."""
+    """For imports of the models: names a missing package and how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "cosformer":
             raise
-        raise Mistake(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
+        raise UsageError(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
 
 
 KEPT = "results finished before are complete, for files are replaced only by finished ones"
@@ -80,34 +80,34 @@ KEPT = "results finished before are complete, for files are replaced only by fin
 
 def readable_file(option: str, path: Path) -> Path:
     if path.is_dir():
-        raise Mistake(f"{option} {path} is a folder; a file is wanted.")
+        raise UsageError(f"{option} {path} is a folder; a file is expected.")
     if not path.is_file():
-        raise Mistake(f"{option} {path} does not exist.")
+        raise UsageError(f"{option} {path} does not exist.")
     if not os.access(path, os.R_OK):
-        raise Mistake(f"{option} {path} may not be read.")
+        raise UsageError(f"{option} {path} may not be read.")
     return path
 
 
 def writable_folder(option: str, path: Path) -> Path:
-    """Made where it is missing, before minutes are spent on what could not be written."""
+    """Created where it is missing, so that an error comes before any work is done."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise Mistake(f"{option} {path} is a file; a folder is wanted.") from None
+        raise UsageError(f"{option} {path} is a file; a folder is expected.") from None
     except OSError as error:
-        raise Mistake(f"{option} {path} cannot be made: {_reason(error)}.") from None
+        raise UsageError(f"{option} {path} cannot be made: {_reason(error)}.") from None
     if not os.access(path, os.W_OK):
-        raise Mistake(f"{option} {path} may not be written to.")
+        raise UsageError(f"{option} {path} may not be written to.")
     return path
 
 
 def writable_file(option: str, path: Path) -> Path:
-    """A file that can be appended to; its folder is made where it is missing."""
+    """A file that can be appended to; its folder is created where it is missing."""
     if path.is_dir():
-        raise Mistake(f"{option} {path} is a folder; a file is wanted.")
+        raise UsageError(f"{option} {path} is a folder; a file is expected.")
     if path.exists() and not path.is_file():  # a device or a pipe may have no end, or no reader
-        raise Mistake(f"{option} {path} is no ordinary file; give another one.")
+        raise UsageError(f"{option} {path} is no ordinary file; give another one.")
     writable_folder(f"{option} {path}: the folder", path.parent)
     if path.exists() and not os.access(path, os.W_OK):
-        raise Mistake(f"{option} {path} may not be written to.")
+        raise UsageError(f"{option} {path} may not be written to.")
     return path

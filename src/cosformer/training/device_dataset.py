@@ -1,4 +1,5 @@
-"""A whole split as tensors on the device: a batch is then one gather, and a tiny model never waits for it."""
+"""A whole split as tensors on the device: a batch is then one gather, and a small model never waits for
+data."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from cosformer.tasks import Rows
 from cosformer.training.loader import Batch, Keyed
 from cosformer.training.order import Order
 
-# More than this stays with the loader, in bytes of the integers as they are kept.
+# Bytes, as stored; larger splits are read by the loader.
 LIMIT = 2 * 2**30
 _BLOCK = 1024  # samples collated at a time
 
@@ -20,7 +21,7 @@ class TooLarge(ValueError):
     """A split takes more of the device's memory than it may."""
 
 
-class Resident:
+class DeviceDataset:
     """A split, collated once, padded to its longest sample and kept in the smallest integers that hold it.
 
     A batch is cut to its own longest sample (rounded up as `tasks.base.padded` does), unless `whole`: a
@@ -96,7 +97,7 @@ def is_static(dataset: Any) -> bool:
 
 
 def _refuse(blocks: dict[str, list[Tensor]], samples: int, limit: int | None) -> None:
-    """Raises where so many samples, padded to the longest seen so far, take more bytes than the limit."""
+    """Raises where `samples` samples, padded to the longest seen so far, take more bytes than the limit."""
     if limit is None:
         return
     width = sum(
@@ -119,7 +120,7 @@ def _small(x: Tensor) -> Tensor:
 
 
 def _joined(parts: list[Tensor], filler: int) -> Tensor:
-    """Blocks [n, T] of different lengths and integers under one another."""
+    """Concatenates blocks [n, T] of different lengths and integer types."""
     dtype = _small(torch.tensor([filler])).dtype
     for part in parts:
         dtype = torch.promote_types(dtype, part.dtype)

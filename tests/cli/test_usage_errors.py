@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cosformer.cli import main
-from cosformer.cli.mistakes import about, capitalised
+from cosformer.cli.errors import about, capitalised
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.training import recipes
 
@@ -106,7 +106,7 @@ MISTAKES = {
     "another kind of model": (lambda s, t: ["generate", copy(s, t, model_type="bert")], "of type 'bert'"),
     "a classifier": (
         lambda s, t: ["generate", copy(s, t, architectures=["CosformerForSequenceClassification"])],
-        "a CosformerForCausalLM is wanted",
+        "a CosformerForCausalLM is expected",
     ),
     "unknown attention": (
         lambda s, t: ["generate", copy(s, t, attention="cosfromer")],
@@ -137,7 +137,7 @@ MISTAKES = {
         "the model takes 256",
     ),
     "too many tokens": (lambda s, t: ["generate", s, "--tokens", "5000"], "ask for fewer --tokens"),
-    "no tokens": (lambda s, t: ["generate", s, "--tokens", "0"], "a positive whole number is wanted"),
+    "no tokens": (lambda s, t: ["generate", s, "--tokens", "0"], "a positive whole number is expected"),
     "half a token": (lambda s, t: ["generate", s, "--tokens", "0.5"], "not '0.5'"),
     "cold": (lambda s, t: ["generate", s, "--temperature", "-1"], "a number above 0"),
     "warm words": (lambda s, t: ["generate", s, "--temperature", "warm"], "not 'warm'"),
@@ -183,11 +183,11 @@ MISTAKES = {
     "a record with a null score": (lambda s, t: results(t, scored(None)), "line 1, is no record of a run"),
     "a record with a score in words": (
         lambda s, t: results(t, scored({"accuracy": "high"})),
-        "has 'high' for accuracy, where a number is wanted",
+        "has 'high' for accuracy, where a number is expected",
     ),
     "a record without settings": (
         lambda s, t: results(t, json.dumps(RECORD | {"settings": None})),
-        "has None for settings, where an object is wanted",
+        "has None for settings, where an object is expected",
     ),
     "no such recipe": (lambda s, t: ["train", "mqra"], "did you mean mqar?"),
     "no such recipe file": (lambda s, t: ["train", t / "mine.py"], "mine.py"),
@@ -225,9 +225,12 @@ MISTAKES = {
     ),
     "no recipe": (lambda s, t: ["train"], "required: recipe. See"),
     "no benchmark": (lambda s, t: ["bench"], "required: benchmark. See"),
-    "a setting without a value": (lambda s, t: ["train", "mqar", "steps"], "NAME=VALUE is wanted"),
+    "a setting without a value": (lambda s, t: ["train", "mqar", "steps"], "NAME=VALUE is expected"),
     "a setting with a typo": (lambda s, t: ["train", "mqar", "step=3"], "did you mean steps?"),
-    "a setting that leads nowhere": (lambda s, t: ["train", "mqar", "optimiser.lr=3"], "leads nowhere"),
+    "a setting of no part": (
+        lambda s, t: ["train", "mqar", "optimiser.lr=3"],
+        "has no settings of its own",
+    ),
     "a setting of the wrong kind": (lambda s, t: ["train", "mqar", "steps=many"], "steps must be"),
     "a setting of no model": (
         lambda s, t: ["train", "mqar", "model.hiden_size=3"],
@@ -241,7 +244,7 @@ MISTAKES = {
     ),
     "results into a folder": (
         lambda s, t: ["train", "mqar", "--scale", "tiny", "--results", t],
-        "is a folder; a file is wanted",
+        "is a folder; a file is expected",
     ),
     "results inside a file": (
         lambda s, t: ["train", "mqar", "--scale", "tiny", "--results", written(t, "f", "") / "x.jsonl"],
@@ -269,7 +272,7 @@ MISTAKES = {
     "no such task": (lambda s, t: ["data", "mqra"], "Did you mean mqar?"),
     "data that is missing": (lambda s, t: ["data", "enwik8"], "enwik8/enwik8 is missing"),
     "data that cannot be fetched": (lambda s, t: ["data", "mqar", "--fetch"], "cannot be fetched"),
-    "fetching everything": (lambda s, t: ["data", "--fetch"], "--fetch wants the name of a task"),
+    "fetching everything": (lambda s, t: ["data", "--fetch"], "--fetch needs the name of a task"),
     "training without data": (
         lambda s, t: ["train", "enwik8", "--scale", "tiny", "--folder", t / "r"],
         "enwik8/enwik8 is missing",
