@@ -116,11 +116,13 @@ def gate(shape: Shape, device: str) -> list[Record]:
     """Every backend that is timed, against the equation in float64; values and gradients, row by row."""
     verdicts = []
     names = [b.name for b in backends() if b.available and b.name != "reference"]
-    widths: list[Windows] = [MIXED[device], (320,) * len(MIXED[device])]
+    cases: list[tuple[Windows, int]] = [(MIXED[device], 1000), ((320,) * len(MIXED[device]), 1000)]
+    if device == "cuda":  # the widths that are timed
+        cases += [((w,) * len(MIXED[device]), 2500) for w in WIDE[device]]
     for name in names:
-        for windows in widths:
+        for windows, length in cases:
             for mode in MODES:
-                inputs = replace(shape, batch=1, length=1000).inputs()
+                inputs = replace(shape, batch=1, length=length).inputs()
                 parts = []
                 for backend, wide in ((name, False), ("reference", False), ("reference", True)):
                     q, k, v, grad = (x.double() if wide else x for x in inputs)

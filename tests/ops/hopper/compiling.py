@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from cosformer.ops.gpu.windows.launch import launch_backward, launch_forward, window_table
 from cosformer.ops.hopper import run
 from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
 from tests.ops.triton.compiling import TYPES
@@ -90,7 +91,7 @@ class Recorder(HopperLaunchPlan):
         self.found.append(Launch(kernel, arguments, constants))
 
     def launch(self, *arguments: Any, **options: Any) -> None:
-        pass
+        """Portable kernels are compiled elsewhere (tests/ops/triton)."""
 
 
 def record(
@@ -120,4 +121,30 @@ def record(
         Recorder(launches), g, *carried[:2], q, k, v, out, d, kept, mask, cu, *carried, None, None, None,
         *settings,
     )  # fmt: skip
+    return launches
+
+
+def record_windows(
+    windows: tuple[int, ...], causal: bool, *, length: int = 2048, dim: int = 64,
+    value_dim: int | None = None, group: int = 1, dtype: torch.dtype = torch.bfloat16, masked: bool = False,
+    packed: bool = False, offset: int = 0, keys: int | None = None,
+) -> list[Launch]:  # fmt: skip
+    """As `record`, of heads with windows; 0 for a head without one."""
+    batch, keys, value_dim = 1 if packed else 2, keys or length, value_dim or dim
+
+    def empty(length: int, group: int, dim: int) -> torch.Tensor:
+        return torch.empty(batch, length, group * len(windows), dim, dtype=dtype, device="meta")
+
+    q, dq = (empty(length, group, dim) for _ in range(2))
+    k, dk = (empty(keys, 1, dim) for _ in range(2))
+    v, dv = (empty(keys, 1, value_dim) for _ in range(2))
+    out, g = (empty(length, group, value_dim) for _ in range(2))
+    den = torch.empty(batch, q.shape[2], length, device="meta")
+    mask = torch.empty(batch, keys, dtype=torch.bool, device="meta") if masked else None
+    cu = torch.empty(9, dtype=torch.int64, device="meta") if packed else None
+    table = window_table(windows, q.device)
+    settings = (mask, cu, table.narrow, table.wide, windows, causal, offset, 1e-6)
+    launches: list[Launch] = []
+    launch_forward(Recorder(launches), q, k, v, out, den, *settings)
+    launch_backward(Recorder(launches), g, q, k, v, out, den, dq, dk, dv, *settings)
     return launches

@@ -74,6 +74,34 @@ def test_every_kernel(dim, options):
         assert products >= 3 * waits > 0, name
 
 
+WINDOWS = """
+import sys
+from tests.ops.hopper.compiling import Report, record_windows
+
+causal = eval(sys.argv[1])
+# Rows longer than the window and shorter ones, in which no tile leaves it.
+launches = [x for length in (2048, 200) for x in record_windows((1024,) * 4, causal, length=length)]
+for launch in {(x.name, x.constants): x for x in launches}.values():
+    x = Report.of(launch.compile())
+    print(launch.name, x.registers, launch.constants[-1], x.stack, x.shared, x.products, x.waits)
+"""
+WIDE_SPILLED = {True: 32, False: 80}  # bytes a thread spills at most; measured beside 255 registers
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("causal", [True, False])
+def test_wide_windows(causal):
+    lines = [line.split() for line in run(WINDOWS, causal)]
+    kernels = {"window_state", "window_fwd", "window_bwd_dq", "window_bwd_dkv"}
+    assert {name for name, *_ in lines} == kernels
+    for name, *numbers in lines:
+        registers, warps, stack, shared, products, waits = map(int, numbers)
+        assert stack <= WIDE_SPILLED[causal], name
+        assert 2 * warps * 32 * (-(-registers // 8) * 8) <= REGISTERS, name
+        assert 2 * (shared + 1024) <= SHARED, name
+        assert products >= 3 * waits > 0, name
+
+
 LENGTHS = """
 from tests.ops.hopper.compiling import record
 

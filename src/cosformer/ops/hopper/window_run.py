@@ -17,11 +17,10 @@ from cosformer.ops.hopper.window_bwd_dq import window_bwd_dq
 from cosformer.ops.hopper.window_fwd import window_fwd
 from cosformer.ops.hopper.window_state import window_state
 
-USE_WINDOW_KERNELS = False  # the portable kernels (gpu/windows/wide.py) otherwise
+TRIED_ONLY = True  # serve only the calls that have run on a GPU (`was_tried`)
 CHUNK, WIDTH, WARPS = 64, 64, 4
 STAGES = {"window_state": 3, "window_fwd": 2, "window_bwd_dq": 2}
 MIN_SEGMENT = 256  # tokens; shorter ones spend their time on the states they start from
-CTAS = 2  # resident per SM
 
 
 def segment_size(window: int, length: int, rows: int, sms: int) -> int:
@@ -137,12 +136,22 @@ class WideHeads:
 def wide_heads(
     plan: HopperLaunchPlan, tensors: dict[str, Tensor], table: Tensor, window: int, causal: bool
 ) -> WideHeads | None:
-    """None where these kernels cannot compute the call."""
+    """None where these kernels do not compute the call: the portable ones do (gpu/windows/wide.py)."""
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
     served = (
-        USE_WINDOW_KERNELS and q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
+        q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1] and q.numel() > 0
         and max(k.shape[3], v.shape[3]) <= WIDTH and k.shape[3] % 8 == 0 and v.shape[3] % 8 == 0
         and ("g" not in tensors or q.shape[2] == k.shape[2])
         and all(tma_can_read(x) for x in tensors.values())
+        and (was_tried(q, k, v, table) or not TRIED_ONLY)
     )  # fmt: skip
     return WideHeads(plan, tensors, table, window, causal) if served else None
+
+
+def was_tried(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> bool:
+    """Heads of 64, all with the same window, one query head for each key head, three chunks and more."""
+    return (
+        k.shape[3] == v.shape[3] == WIDTH
+        and q.shape[2] == k.shape[2] == table.shape[0]
+        and q.shape[1] >= 3 * CHUNK
+    )

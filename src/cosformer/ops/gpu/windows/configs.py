@@ -1,6 +1,6 @@
 """Block sizes of the kernels for windows: a small fixed table, as ops/triton/configs.py."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from cosformer.ops.gpu.blocks import BlockConfig, power_of_two
@@ -51,37 +51,9 @@ _BANDS = {
 }
 
 
-def band(output: str, bytes_: int, features: int, own: int | None = None) -> Band:
-    """`output`: "o", "dq", or "keys" for dk and dv. `own`: with tiles of so many rows."""
-    found = _BANDS[output, bytes_, max(64, power_of_two(features))]
-    return found if own is None else replace(found, own=own)
-
-
-@dataclass(frozen=True)
-class Near:
-    """Of a window of few tokens: rows of a tile, warps, and registers as in `Band`."""
-
-    own: int
-    warps: int
-    registers: int | None = None
-
-    def options(self, d: int, dv: int) -> dict[str, Any]:
-        return {"BT": self.own, "BD": power_of_two(d), "BV": power_of_two(dv), "num_warps": self.warps} | (
-            {} if self.registers is None else {"maxnreg": self.registers}
-        )
-
-
-_NEAR = {
-    ("o", 2, 64): Near(64, 4),
-    ("dq", 2, 64): Near(64, 4),
-    ("o", 2, 128): Near(64, 4),
-    ("dq", 2, 128): Near(64, 8),
-}
-
-
-def near(output: str, bytes_: int, features: int) -> Near | None:
-    """`output`: "o", or "dq" for all gradients. None where there is none."""
-    return _NEAR.get((output, bytes_, max(64, power_of_two(features))))
+def band(output: str, bytes_: int, features: int) -> Band:
+    """`output`: "o", "dq", or "keys" for dk and dv."""
+    return _BANDS[output, bytes_, max(64, power_of_two(features))]
 
 
 # Keys: bytes of an operand, and features padded to a power of two. With chunks of 16 tokens, Triton 3.6

@@ -20,15 +20,11 @@ from cosformer.ops.gpu.roles import ROLES
 from cosformer.ops.gpu.windows import configs
 from cosformer.ops.gpu.windows.band import band_keys, band_queries
 from cosformer.ops.gpu.windows.decode import window_step
-from cosformer.ops.gpu.windows.near import near_backward, near_forward
 from cosformer.ops.gpu.windows.rows import document_bounds, weigh_heads
 from cosformer.ops.gpu.windows.wide import wide
 
 WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through states of chunks
 WIDE_STEP = 64
-USE_NEAR = False  # whether windows of a few tokens have kernels of their own (near.py)
-HALO = 16  # tokens on each side of a tile that these see
-NEAR_ROWS = 2**18  # of heads from which on these pay for their launches
 BISECTED = 256  # tokens a program of document_bounds takes
 MENDED = 128  # tiles of a band that a program looks after
 STEP_NUMBERS, STEP_WARPS = 2**12, 4  # of keys, and of values, that a step reads at a time; warps
@@ -39,7 +35,7 @@ WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 class WindowTable:
     """The windows of a call's key-value heads, 0 for a head without one. `narrow`, `wide` and `every` hold,
     for the heads of their kind, [head, W, first place in the state], int32 on the device; None where there
-    are none. Of the narrow ones those of few tokens come first, and wide ones are sorted."""
+    are none. Wide ones are sorted by their windows."""
 
     windows: tuple[int, ...]
     narrow: Tensor | None
@@ -60,14 +56,10 @@ def window_table(windows: tuple[int, ...], device: torch.device) -> WindowTable:
         if window:
             entries.append((head, window, place))
             place += window - 1
-    narrow = sorted((x for x in entries if x[1] <= WIDEST_BAND), key=lambda x: not _is_near(x[1]))
+    narrow = [x for x in entries if x[1] <= WIDEST_BAND]
     wide = sorted((x for x in entries if x[1] > WIDEST_BAND), key=lambda x: x[1])
     made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, entries))
     return WindowTable(windows, *made)
-
-
-def _is_near(window: int) -> bool:
-    return 0 < window <= HALO + 1
 
 
 def forward(
@@ -86,9 +78,7 @@ def launch_forward(
 ) -> tuple[()]:  # fmt: skip
     tensors = {"q": q, "k": k, "v": v, "out": out}
     run = _Windowed(plan, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
-    near, band = run.near_and_band(narrow)
-    run.near("o", near)
-    run.queries("o", band)
+    run.queries("o", narrow)
     run.wide_forward(wide)
     return ()
 
@@ -110,10 +100,8 @@ def launch_backward(
 ) -> tuple[()]:  # fmt: skip
     tensors = {"g": grad, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
     run = _Windowed(plan, tensors, den, key_mask, cu_seqlens, windows, causal, offset, eps)
-    near, band = run.near_and_band(narrow)
-    run.near("dq", near)
-    run.queries("dq", band)
-    run.keys(band)
+    run.queries("dq", narrow)
+    run.keys(narrow)
     run.wide_backward(wide)
     return ()
 
@@ -189,75 +177,40 @@ class _Windowed:
             )  # fmt: skip
         return bounds
 
-    def near_and_band(self, table: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Narrow heads, those of few tokens apart where near.py computes them."""
-        count = sum(map(_is_near, self.windows))
-        config = configs.near("o", self.dot_precision.bytes, max(self.dims))
-        aligned = self.group == 1 and self.tq == self.tk and self.offset == 0
-        long = self.batch * self.tq * len(self.windows) >= NEAR_ROWS
-        if table is None or not USE_NEAR or count == 0 or config is None or not (aligned and long):
-            return None, table
-        return table[:count], table[count:] if count < table.shape[0] else None
-
-    def near(self, what: str, table: Tensor | None) -> None:
-        """ "o", or "dq", "dk" and "dv", of heads with windows of few tokens."""
-        config = configs.near(what, self.dot_precision.bytes, max(self.dims))
-        if table is None or config is None or self.batch * self.tq == 0:
-            return
-        backward = what != "o"
-        names = ("q", "k", "v", "g", "out", "dq", "dk", "dv") if backward else ("q", "k", "v", "out")
-        vectors = (self.den, self.inv_den, self.delta) if backward else (self.den,)
-        tensors = [self.tensors[n] for n in names]
-        heads, options = table.shape[0], config.options(*self.dims)
-        tiles = heads * -(-self.tq // options["BT"]) * self.batch
-        spoilt = self.plan.empty((tiles,), torch.int32)
-        common = {n: x for n, x in self.common.items() if n != "GROUP"}
-        self.plan.launch(
-            near_backward if backward else near_forward, tiles,
-            spoilt, *tensors, *vectors, self.mask, self.bounds, table, heads, self.tq, self.eps,
-            *_strides(*tensors), *self._vectors(), HALO=HALO, **options, **common,
-        )  # fmt: skip
-        self.queries(what, table, spoilt, options["BT"])
-        if backward:
-            self.keys(table, spoilt, options["BT"])
-
-    def queries(
-        self, what: str, table: Tensor | None, spoilt: Tensor | None = None, tile: int | None = None
-    ) -> None:
-        """ "o" or "dq" of narrow heads; of the tiles in `spoilt` alone, where these are given."""
+    def queries(self, what: str, table: Tensor | None) -> None:
+        """ "o" or "dq" of narrow heads."""
         if table is None or self.batch * self.tq == 0:
             return
         role = ROLES[what]
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
-        options = configs.band(what, self.dot_precision.bytes, max(self.dims), tile).options(*self.dims)
+        options = configs.band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
         self._band(
-            band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch, spoilt,
+            band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
             a, b, x, y, gate, out, self.den, self.inv_den, self.delta, self.mask, self.bounds, table, heads,
             self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
             OUTPUT=what, **options, **self.common,
         )  # fmt: skip
 
-    def keys(self, table: Tensor | None, spoilt: Tensor | None = None, tile: int | None = None) -> None:
-        """ "dk" and "dv" of narrow heads; as `queries`."""
+    def keys(self, table: Tensor | None) -> None:
+        """ "dk" and "dv" of narrow heads."""
         if table is None or self.batch * self.tk == 0:
             return
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
-        options = configs.band("keys", self.dot_precision.bytes, max(self.dims), tile).options(*self.dims)
+        options = configs.band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         heads = table.shape[0]
         self._band(
-            band_keys, heads * -(-self.tk // options["BT"]) * self.batch, spoilt,
+            band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
             *tensors, self.inv_den, self.delta, self.mask, self.bounds, table, heads, self.tk, self.tq,
             -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
         )  # fmt: skip
 
-    def _band(self, kernel: Any, tiles: int, spoilt: Tensor | None, *arguments: Any, **options: Any) -> None:
+    def _band(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
         """All tiles, and in a second launch those again that were not finite: together they would need more
-        registers, and the rare case would slow down every other. `spoilt`: only the second."""
-        if spoilt is None:
-            spoilt = self.plan.empty((tiles,), torch.int32)
-            self.plan.launch(kernel, tiles, spoilt, tiles, *arguments, MEND=0, **options)
+        registers, and the rare case would slow down every other."""
+        spoilt = self.plan.empty((tiles,), torch.int32)
+        self.plan.launch(kernel, tiles, spoilt, tiles, *arguments, MEND=0, **options)
         self.plan.launch(kernel, -(-tiles // MENDED), spoilt, tiles, *arguments, MEND=MENDED, **options)
 
     def weigh(self, table: Tensor | None) -> None:

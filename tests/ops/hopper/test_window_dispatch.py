@@ -1,0 +1,55 @@
+"""Which calls with wide windows the Hopper kernels compute, and which are left to the portable ones; asked on
+any machine."""
+
+import pytest
+
+pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
+
+from cosformer.ops.hopper import support
+from tests.ops.triton.test_compiled import run
+
+WRONG = support._wrong_triton(support._TRITON)
+pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
+
+# In a process of its own: here the kernels may have been made for the interpreter.
+ASK = """
+import torch
+from cosformer.ops.hopper import window_run
+from tests.ops.hopper.compiling import record_windows
+
+def names(windows=(1024,) * 4, **options):
+    return {(x.name, causal) for causal in options.pop("modes", (True, False))
+            for x in record_windows(windows, causal, **options)}
+
+KERNELS = ("window_state", "window_fwd", "window_bwd_dq", "window_bwd_dkv")
+ALL = {(n, c) for n in KERNELS for c in (True, False)}
+SERVED = [
+    {}, {"windows": (320,) * 2}, {"windows": (4096,) * 3}, {"length": 1000}, {"length": 65537},
+]
+UNTRIED = [
+    {"dim": 32}, {"value_dim": 40}, {"windows": (1024, 512)}, {"windows": (1024, 64)}, {"windows": (1024, 0)},
+    {"length": 1}, {"length": 191},
+]
+OTHERS = [
+    {"dtype": torch.float16}, {"dtype": torch.float32}, {"dim": 72}, {"dim": 128}, {"value_dim": 128},
+    {"dim": 20}, {"masked": True}, {"packed": True}, {"offset": 64}, {"windows": (256,) * 4},
+    {"keys": 2112, "offset": 64}, {"keys": 1000, "modes": (False,)}, {"length": 0},
+]
+for call in SERVED:
+    assert names(**call) == ALL, call
+# No tile leaves the window, and there is no state to start from.
+assert names(windows=(4096,) * 2, length=200) == ALL - {("window_state", True)}
+for call in UNTRIED + OTHERS + [{"group": 2}]:
+    assert names(**call) == set(), call
+window_run.TRIED_ONLY = False
+for call in UNTRIED:
+    assert {n for n, _ in names(**call)} == set(KERNELS), call
+assert {n for n, _ in names(group=2)} == {"window_state", "window_fwd"}  # the backward is portable
+for call in OTHERS:
+    assert names(**call) == set(), call
+print("right")
+"""
+
+
+def test_dispatch():
+    assert run(ASK) == ["right"]
