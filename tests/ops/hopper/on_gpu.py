@@ -5,7 +5,7 @@ import torch
 
 from cosformer import cosformer_attention
 from cosformer.ops.backends import backends
-from tests.ops.cases import is_as_good_as
+from tests.ops.cases import errors, is_as_good_as
 
 WHY_NOT = next(b.reason for b in backends() if b.name == "hopper")
 on_a_gpu = pytest.mark.skipif(WHY_NOT is not None, reason=f"hopper: {WHY_NOT}")
@@ -28,7 +28,8 @@ def assert_right(case, backend="hopper"):
     there = case.on("cuda")
     plain, ours = there.results("reference"), there.results(backend)
     for name, truth in exact.items():
-        assert is_as_good_as(ours[name], plain[name], truth, FLOOR), name
+        found = errors(ours[name], truth), errors(plain[name], truth)
+        assert is_as_good_as(ours[name], plain[name], truth, FLOOR), (name, found)
 
 
 def inputs(*shape):
