@@ -127,7 +127,10 @@ def test_a_run_goes_on(tmp_path):
     for path in (tmp_path / "cut" / checkpoint.name(4), tmp_path / "cut" / "record.json"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     start = tmp_path / "cut" / checkpoint.name(2)
-    checkpoint.amend(start, lambda folder: rename(folder / "model.safetensors"))
+    written = start.rename(checkpoint.aside(tmp_path / "cut", 2))
+    rename(written / "model.safetensors")
+    (written / checkpoint.MANIFEST).unlink()
+    assert checkpoint.finish(written) == start
     score = evaluate(start)
     assert score == evaluate(tmp_path / "whole" / checkpoint.name(2))
     record = train(run, tmp_path / "cut", progress=False, results=tmp_path / "results.jsonl")
