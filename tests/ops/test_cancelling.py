@@ -71,3 +71,22 @@ def test_others_are_computed_as_if_there_were_none(windows, monkeypatch):
     assert found[-1].flatten()[33] != 0
     others = torch.arange(70) != 33
     assert torch.equal(a[:, others], b[:, others])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_is_corrected_lets_no_later_key_through(value):
+    """Rows that are corrected stand around others that see the key, and that nothing uses."""
+    q, k, v = (torch.randn(1, 200, 2, 8) for _ in range(3))
+    q = one_positive_feature(q)
+    g = torch.randn(1, 200, 2, 8)
+    g[:, 100:] = 0
+
+    def gradients(k):
+        x = [y.clone().requires_grad_() for y in (q, k, v)]
+        out = cosformer_attention(*x, causal=True, horizon=200, backend="chunked")
+        return torch.autograd.grad(out, x, g)
+
+    spoilt = k.clone()
+    spoilt[:, 100:110] = value
+    for a, b in zip(gradients(k), gradients(spoilt), strict=True):
+        assert torch.equal(a[:, :100], b[:, :100])

@@ -24,7 +24,9 @@ class Rows(NamedTuple):
 def correction(step: PlanStep, rho: Tensor, m: Buffer) -> tuple[Rows, Buffer]:
     """What delta lacks by its residuals, divided by d, with both phases; added to m."""
     rows = Rows(span(rho, 0), span(rho, 4))
-    change = rows.of(rho) * rows.of(step.of("tail_q"))[..., :2] * rows.of(step.of("inverse"))
+    rest = rows.of(rho)
+    change = rest * rows.of(step.of("tail_q"))[..., :2] * rows.of(step.of("inverse"))
+    change.masked_fill_(rest == 0, 0)  # rows that take no part may hold NaN
     rows.of(m.parts[2])[..., :2] += change
     return rows, Buffer(change)
 
