@@ -73,7 +73,7 @@ def test_memory_is_limited(tmp_path):
     assert "MemoryError" in found["said"]
 
 
-def test_a_part_of_it_finds_what_is_documented_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_part_of_it_finds_nothing_and_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "campaign.json"
     counts = {"files": "20", "lines": "12", "operator": "120", "faults": "16"}
     arguments = [word for name, count in counts.items() for word in (f"--{name}", count)]
@@ -92,15 +92,14 @@ def test_a_part_of_it_finds_what_is_documented_and_goes_on(tmp_path, monkeypatch
             campaign.main(arguments)
     again = []
     monkeypatch.setattr(campaign, "one", lambda *a: again.append(a[:2]) or whole(*a))
-    assert campaign.main(arguments) == 1, capsys.readouterr().out
+    assert campaign.main(arguments) == 0, capsys.readouterr().out
     assert len(again) == 20 + 12 + 120 + 4 - 10
     assert not set(again) & set(made)
     parts = json.loads(out.read_text())["parts"]
-    assert [len(part["wrong"]) for part in parts.values()] == [0, 0, 1, 0]
+    assert [len(part["wrong"]) for part in parts.values()] == [0, 0, 0, 0]
     assert parts["files"]["cases"] == 20
     assert parts["lines"]["ends"]["refused"] >= 5
-    # One of them: docs/limits.md, "Gradients of rows with little weight".
-    assert parts["operator"]["ends"] == {"right": 119, "worse than plain": 1}
+    assert parts["operator"]["ends"] == {"right": 120}
     assert parts["faults"]["ends"] == {"identical": 4}
     assert sum(parts["faults"]["kinds"].values()) >= 16
     assert not out.with_suffix(".part.jsonl").exists()
@@ -168,9 +167,10 @@ def test_a_case_is_made_again_from_its_number(tmp_path):
 
 def test_the_recorded_campaign_found_nothing_but_what_is_documented():
     parts = json.loads((campaign.ROOT / "benchmarks/reports/campaign.json").read_text())["parts"]
-    known = parts["operator"]["wrong"]  # docs/limits.md, "Gradients of rows with little weight"
+    known = parts["operator"]["wrong"]  # docs/limits.md, "Gradients that cancel"
     assert {case["end"] for case in known} <= {"worse than plain"}
-    assert len(known) <= 51
+    assert {kind for case in known for kind in case["kinds"]} <= {"triton"}
+    assert len(known) <= 2
     assert [name for name, part in parts.items() if part["wrong"]] in ([], ["operator"])
     assert parts["files"]["cases"] >= 500
     assert parts["lines"]["cases"] >= 300

@@ -27,6 +27,7 @@ m_i = [cos(theta_i) n1'_i, sin(theta_i) n1'_i]:
 
 M VV^T carries cos(theta_i - theta_j) by itself, and dv_j = cos(theta_j) dvv0_j + sin(theta_j) dvv1_j.
 In memory rows of vv, w, m, S and R are [v cos, v sin, 1 cos, 1 sin, 0 ...], filled up to whole registers.
+Where g . v - g . o cancels, what rounding leaves of it is taken out (residual.py).
 
 Nothing of size T x D^2 ever exists: one state a step is kept for the backward (a fraction of q),
 the states of the chunks inside a step are computed again.
@@ -37,9 +38,11 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Saved
+from cosformer.ops.chunked.correction import correct_past, correct_square, correction
 from cosformer.ops.chunked.plan import ChunkPlan, PlanStep, kept_size, tiling
+from cosformer.ops.chunked.residual import residual
 from cosformer.ops.chunked.workspace import Buffer, halves, width
-from cosformer.ops.seen import apart, finite
+from cosformer.ops.seen import finite
 
 
 def forward(
@@ -88,7 +91,7 @@ def _forward(x: ChunkPlan, state: Tensor | None, kept: Tensor, eps: float, need_
         if step.has_k:
             k1, vv = x.keys(step), x.values(step)
             p = x.square(step, q1, (q1.rows, k1.rows))
-            _seen_product(x, step, p.rows, vv.rows, w.rows)
+            x.seen_product(step, p.rows, vv.rows, w.rows)
         elif s is None:
             w.whole.zero_()
         chunks = len(w.chunks)
@@ -158,7 +161,7 @@ def _backward(
             g = x.buffer("g", q1.whole, x.d)
             if both:
                 a = x.square(step, q1, *zip(m.halves, vv.halves, strict=True))
-                _seen_product(x, step, a.rows, k1.rows, g.rows)
+                x.seen_product(step, a.rows, k1.rows, g.rows)
                 s = x.state_copy(s) if chunks > 1 else s
             if s is not None:
                 turned = _turned(s, x.dv)
@@ -168,12 +171,20 @@ def _backward(
                         s.baddbmm_(k1.chunk_columns[c], vv.chunks[c])
             elif not both:
                 g.whole.zero_()
-            _relu_backward(g, q1, step.of("dq"))
+            dq = step.of("dq")  # memory to work in, until it is written
+            products = dq if dq.dtype == x.dtype else torch.empty_like(g.whole)
+            rho = residual(q1.whole, g.whole, step.of("free"), products)
+            if rho is not None:
+                at, change = correction(step, rho, m)
+                if both:
+                    correct_square(x, step, at, change, k1, vv, a, g)
+                correct_past(before[i], at, change, (k1, vv) if chunks > 1 else None, x.dv, g)
+            _relu_backward(g, q1, dq)
 
         if step.has_k:
             g = x.buffer("g", k1.whole, x.d)
             if both:
-                _seen_product(x, step, a.columns, q1.rows, g.rows, turned=True)
+                x.seen_product(step, a.columns, q1.rows, g.rows, turned=True)
                 r = x.zero_state() if r is None and chunks > 1 else r
             elif r is None:
                 g.whole.zero_()
@@ -191,7 +202,7 @@ def _backward(
             _relu_backward(g, k1, step.of("dk"))
             if both:
                 p = x.square(step, q1, (q1.rows, k1.rows))
-                _seen_product(x, step, p.columns, m.rows, vv.rows, turned=True, fresh=not reads)
+                x.seen_product(step, p.columns, m.rows, vv.rows, turned=True, fresh=not reads)
             v0, v1, _ = vv.parts
             torch.addcmul(v0.mul_(step.of("cos_k")), v1, step.of("sin_k"), out=step.of("dv"))
     return r
@@ -257,21 +268,6 @@ def _add_turned(
 ) -> None:
     """total += left right, half by half; a fresh total holds nothing yet."""
     total.baddbmm_(left[0], right[0], beta=0 if fresh else 1).baddbmm_(left[1], right[1])
-
-
-def _seen_product(
-    x: ChunkPlan, step: PlanStep, square: Tensor, right: Tensor, total: Tensor, turned: bool = False,
-    fresh: bool = True,
-) -> None:  # fmt: skip
-    """total += square right; a fresh total holds nothing yet. The square, queries by keys or `turned`, is
-    zero where a query does not see a key: what is not finite must not get through it as 0 x NaN."""
-    lost = None
-    if x.causal and not finite(right):
-        sees = x.sees(step)
-        right, lost = apart(right, sees.mT if turned else sees)
-    total.baddbmm_(square, right, beta=0 if fresh else 1)
-    if lost is not None:
-        total.masked_fill_(lost, torch.nan)
 
 
 def _relu_backward(grad: Buffer, x: Buffer, into: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from cosformer.ops.angles import cos_sin
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.chunked.workspace import Buffer, Workspace, width
+from cosformer.ops.seen import apart, finite
 
 # Chunks of 64 tokens keep the square inside a chunk cheaper than the state. The more of them a step
 # takes, the less its calls cost; but its buffers hold about BUFFER numbers at most, and of a
@@ -313,7 +314,22 @@ class ChunkPlan:
             p.whole.tril_(self.diagonal)
         return p
 
-    def sees(self, step: PlanStep) -> Tensor:
+    def sees(self, step: PlanStep, tokens: slice) -> Tensor:
         """Which keys of its chunk a query sees, if causal: [rows of `square`, keys]."""
         ones = torch.ones(step.size, dtype=torch.bool, device=self.device)
-        return ones.tril_(self.diagonal).repeat(self.group, 1)
+        return ones.tril_(self.diagonal)[tokens].repeat(self.group, 1)
+
+    def seen_product(
+        self, step: PlanStep, square: Tensor, right: Tensor, total: Tensor, turned: bool = False,
+        fresh: bool = True, tokens: slice = slice(None),
+    ) -> None:  # fmt: skip
+        """total += square right; a fresh total holds nothing yet. The square, queries by keys or `turned`, is
+        zero where a query does not see a key: what is not finite must not get through it as 0 x NaN.
+        `tokens`: the queries of each chunk that it has."""
+        lost = None
+        if self.causal and not finite(right):
+            sees = self.sees(step, tokens)
+            right, lost = apart(right, sees.mT if turned else sees)
+        total.baddbmm_(square, right, beta=0 if fresh else 1)
+        if lost is not None:
+            total.masked_fill_(lost, torch.nan)

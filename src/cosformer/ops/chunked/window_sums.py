@@ -40,7 +40,7 @@ def windowed_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead:
 
 
 @lru_cache(256)
-def _weights(
+def window_weights(
     rows: int, columns: int, start: int, window: int, back: int, ahead: int, dtype: torch.dtype, device: str
 ) -> Tensor:
     """c(start + row - column) [rows, columns]."""
@@ -65,7 +65,7 @@ def _band_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: in
     count = (n - 1) * stride + tiles
     a = a[: count * tile].view(count, tile, -1)
     b, c = (x.as_strided((count, width, x.shape[1]), (tile * x.shape[1], x.shape[1], 1)) for x in (b, c))
-    weights = _weights(tile, width, back, window, back, ahead, a.dtype, str(a.device))
+    weights = window_weights(tile, width, back, window, back, ahead, a.dtype, str(a.device))
     y = a.new_empty((n * stride, tile, c.shape[2]))
     step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (tile * width))
     for t in range(0, count, step):
@@ -119,7 +119,7 @@ def _add_square(
 ) -> None:
     """Every chunk of rows with the chunk of columns that is `end` chunks further on."""
     start, stop = max(0, -first - end), min(a.shape[0], b.shape[0] - first - end)
-    weights = _weights(CHUNK, CHUNK, -CHUNK * end, window, back, ahead, a.dtype, str(a.device))
+    weights = window_weights(CHUNK, CHUNK, -CHUNK * end, window, back, ahead, a.dtype, str(a.device))
     step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (CHUNK * CHUNK))
     for t in range(start, stop, step):
         rows = slice(t, min(t + step, stop))

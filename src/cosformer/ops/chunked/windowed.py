@@ -7,7 +7,8 @@ d_i), g1 = [g, e] and the sum Y(a, b, c)_i = sum_j c(i - j) (a_i . b_j) c_j over
     [n, d] = Y(q', k', v1)        o = r n
     dq' = r Y(g1, v1, k')         dk' = Y(v1, g1, r q')         dv = Y(k', q', r g)
 
-the last two over the queries that see a key: the window looks the other way.
+the last two over the queries that see a key: the window looks the other way. Where g1 . v1 cancels, what
+rounding leaves of it is taken out (residual.py).
 
 A weight of zero times NaN is NaN. Where a result is not finite, it is computed again with all that is not
 finite left out, and rows that could see such an operand become NaN: what lies beyond the window, in another
@@ -22,11 +23,14 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Saved
-from cosformer.ops.chunked.window_sums import windowed_sum
+from cosformer.ops.chunked.residual import residual, span
+from cosformer.ops.chunked.window_sums import window_weights, windowed_sum
 from cosformer.ops.packing import Bundle, bundles, document_bounds
 from cosformer.ops.seen import finite
 
 Triple = tuple[Tensor, Tensor, Tensor]
+SHORT = 32  # queries or keys: fewer make no whole tile of a band
+SQUARE = 2**14  # pairs: the weights of a square are kept for the next call
 
 
 class Group(NamedTuple):
@@ -99,7 +103,7 @@ class Operands:
         if args.key_mask is not None:
             hidden = ~args.key_mask[:, self.seen].repeat_interleave(self.heads, 0).unsqueeze(-1)
             self.k, v = self.k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-        self.v1 = _with_column(v, 1.0)
+        self.v1 = _with_columns(v, 1.0, 1.0)
 
     def queries(self, x: Tensor, g: int) -> Tensor:
         """Head g of those that share a key head, of a tensor [B, Tq, H, .]."""
@@ -155,15 +159,62 @@ class Operands:
 
     def _backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor, k: Tensor, v1: Tensor) -> Triple:
         r = d.clamp_min(self.eps).reciprocal()
+        free = (d >= self.eps).to(d.dtype).neg_()  # 0 where eps holds d, -1 elsewhere
         e = (g * out).sum(-1, keepdim=True).neg_().masked_fill_(d < self.eps, 0)
-        g1 = _with_column(g, e)
         q_, k_ = q.relu(), k.relu()
-        rq = r * q_
+        few = min(q.shape[1], k.shape[1]) < SHORT and q.shape[1] * k.shape[1] <= SQUARE
+        sums = self._square_sums if few else self._linear_sums
+        dq, dk, dv = sums(q_, k_, v1, g, e, r, free)
         relu_backward = torch.ops.aten.threshold_backward
-        dq = relu_backward(self._rows(g1, v1, k_) * r, q_, 0)
-        dk = relu_backward(self._columns(v1, g1, rq), k_, 0)
+        return relu_backward(dq.mul_(r), q_, 0), relu_backward(dk, k_, 0), dv
+
+    def _linear_sums(
+        self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
+    ) -> Triple:
+        """dq' / r, dk' and dv."""
+        g1 = _with_columns(g, e, 0.0)
+        dq = self._rows(g1, v1, k_)
+        rho = residual(q_, dq, free, torch.empty_like(q_))
+        if rho is not None:
+            change, rows = rho * r, span(rho, 1)
+            dq[:, rows] += change[:, rows] * self._summed_keys(k_, rows)
+            # Added last, where g . v and the rest of e have cancelled: beside e it would be lost.
+            corrected = e + change
+            g1[..., self.dv : self.dv + 1] = corrected
+            g1[..., self.dv + 1 : self.dv + 2] = (e - corrected).add_(change)
+        dk = self._columns(v1, g1, r * q_)
         # The products of q' and k' as the forward made them: r undoes them exactly where there is one alone.
         return dq, dk, self._columns(k_, q_, r * g)
+
+    def _summed_keys(self, k_: Tensor, rows: slice) -> Tensor:
+        """sum_j c(i - j) k'_j of some queries: what d_i is the product of q'_i with."""
+        first = max(0, self.offset + rows.start - self.back)
+        k_ = k_[:, first : max(first, self.offset + rows.stop + self.ahead)]
+        count, at = rows.stop - rows.start, self.offset + rows.start - first
+        if count < SHORT and count * k_.shape[1] <= SQUARE:
+            return torch.matmul(self._weights(count, k_, at), k_)
+        ones = k_.new_ones((k_.shape[0], max(k_.shape[1], count), 1))
+        of_rows, of_keys = ones[:, :count], ones[:, : k_.shape[1]]
+        return windowed_sum(of_rows, of_keys, k_, self.window, self.back, self.ahead, at)
+
+    def _weights(self, rows: int, k_: Tensor, at: int) -> Tensor:
+        """c(i - j) of so many queries, the first of which stands at key `at`."""
+        shape = (rows, k_.shape[1], at, self.window, self.back, self.ahead)
+        return window_weights(*shape, k_.dtype, str(k_.device))
+
+    def _square_sums(
+        self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
+    ) -> Triple:
+        """The same over all pairs of few queries or keys."""
+        weights = self._weights(q_.shape[1], k_, self.offset)
+        a = torch.bmm(_with_columns(g, e, 0.0), v1.mT).mul_(weights)
+        dq = torch.bmm(a, k_)
+        rho = residual(q_, dq, free, torch.empty_like(q_))
+        if rho is not None:
+            a.addcmul_(rho.mul_(r), weights)
+            dq = torch.bmm(a, k_)
+        p = torch.bmm(q_, k_.mT).mul_(weights)
+        return dq, torch.bmm(a.mT, r * q_), torch.bmm(p.mT, r * g)
 
     def _rows(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """Y(a, b, c) of the queries, over keys."""
@@ -194,13 +245,14 @@ def _not_finite(x: Tensor) -> Tensor:
     return ~x.isfinite().all(-1, keepdim=True)
 
 
-def _with_column(x: Tensor, last: Tensor | float) -> Tensor:
-    """[x, last, 0 ...], filled up to whole registers."""
-    width = -(-(x.shape[2] + 1) // 16) * 16
-    wider = x.new_empty((*x.shape[:2], width))
+def _with_columns(x: Tensor, *more: Tensor | float) -> Tensor:
+    """[x, more ..., 0 ...], filled up to whole registers."""
+    used = x.shape[2] + len(more)
+    wider = x.new_empty((*x.shape[:2], -(-used // 16) * 16))
     wider[..., : x.shape[2]] = x
-    wider[..., x.shape[2] : x.shape[2] + 1] = last
-    wider[..., x.shape[2] + 1 :] = 0
+    for at, column in enumerate(more, x.shape[2]):
+        wider[..., at : at + 1] = column
+    wider[..., used:] = 0
     return wider
 
 
