@@ -46,7 +46,7 @@ def build(args: Any, dtype: torch.dtype, longest: int, **changes: Any) -> Cosfor
         "num_attention_heads": args.hidden // 64, "max_position_embeddings": longest, "position": "rotary",
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,
     }  # fmt: skip
-    model = CosformerForCausalLM(CosformerConfig(**sizes | changes))
+    model = CosformerForCausalLM(CosformerConfig.paper(**sizes | changes))
     return model.to(args.device, dtype).eval()
 
 

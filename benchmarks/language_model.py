@@ -50,7 +50,7 @@ def clock(work: Callable[[], object], device: torch.device, steps: int) -> float
 
 def measure(name: str, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(0)
-    config = CosformerConfig(
+    config = CosformerConfig.paper(
         vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=args.layers, num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH, max_position_embeddings=args.length, attention=name, use_cache=False,
     )  # fmt: skip

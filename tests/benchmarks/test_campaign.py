@@ -170,7 +170,7 @@ def test_the_recorded_campaign_found_nothing_but_what_is_documented():
     known = parts["operator"]["wrong"]  # docs/limits.md, "Gradients that cancel"
     assert {case["end"] for case in known} <= {"worse than plain"}
     assert {kind for case in known for kind in case["kinds"]} <= {"triton"}
-    assert len(known) <= 2
+    assert len(known) <= 5
     assert [name for name, part in parts.items() if part["wrong"]] in ([], ["operator"])
     assert parts["files"]["cases"] >= 500
     assert parts["lines"]["cases"] >= 300

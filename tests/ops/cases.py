@@ -1,8 +1,10 @@
 """Inputs for the operator's tests, and the measure of how far two results are apart."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -152,6 +154,19 @@ def norm_distance(a: Tensor, b: Tensor) -> float:
 def errors(a: Tensor, b: Tensor) -> tuple[float, float]:
     """On the whole, and of the worst row."""
     return norm_distance(a, b), distance(a, b)
+
+
+@contextmanager
+def uncorrected() -> Iterator[None]:
+    """The chunked backend as plain arithmetic, with the rounding that it else takes out of gradients that
+    cancel: the measure for kernels that do not correct them (docs/limits.md, "Gradients that cancel")."""
+
+    def nothing(*_: Any) -> None:
+        return None
+
+    where = "cosformer.ops.chunked"
+    with patch(f"{where}.attention.residual", nothing), patch(f"{where}.windowed.residual", nothing):
+        yield
 
 
 def is_as_good_as(
