@@ -73,7 +73,7 @@ class CosformerEncoderDecoderModel(CosformerPreTrainedModel):
             input_ids, attention_mask: the source [B, S]; or inputs_embeds in place of input_ids.
             decoder_input_ids, decoder_attention_mask: the target so far [B, T]; or decoder_inputs_embeds.
             encoder_outputs: of an earlier call, in place of the source.
-            past_key_values: what came before, the encoder's memory included.
+            past_key_values: the cache of earlier tokens, the encoder's memory included.
         """
         for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids"):
             if kwargs.get(name) is not None:

@@ -101,7 +101,7 @@ class Loop:
         """The gradient of an update; its loss, and the real tokens in it."""
         items, tokens = self.objective.count(parts)
         if isinstance(self.model, DistributedDataParallel) and self.status.step == self.first_step:
-            # After its first backward DDP groups gradients anew, by the order they came in. Made before the
+            # After its first backward DDP regroups gradients by the order they came in. Made before the
             # first update, a run that is resumed sums them as one that is not.
             with torch.random.fork_rng([self.mesh.device] if self.mesh.device.type == "cuda" else []):
                 self.objective.loss(self.model, parts[0], items).backward()

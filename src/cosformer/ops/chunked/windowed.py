@@ -198,7 +198,7 @@ class Operands:
         return windowed_sum(of_rows, of_keys, k_, self.window, self.back, self.ahead, at)
 
     def _weights(self, rows: int, k_: Tensor, at: int) -> Tensor:
-        """c(i - j) of so many queries, the first of which stands at key `at`."""
+        """c(i - j) of `rows` queries, the first of which stands at key `at`."""
         shape = (rows, k_.shape[1], at, self.window, self.back, self.ahead)
         return window_weights(*shape, k_.dtype, str(k_.device))
 
