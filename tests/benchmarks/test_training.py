@@ -56,6 +56,8 @@ def test_compiled_training_is_measured_beside_eager(monkeypatch):
 
 def test_one_process_of_a_launcher_is_measured_beside_none(monkeypatch):
     ways = []
+    # Else accelerate sets the threads of this process, and a later test that forks it would hang.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(one_rank, "bare", lambda run, seconds: 100.0)
     base = Loop.backward
 
