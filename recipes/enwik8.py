@@ -4,7 +4,7 @@ The cosFormer paper has no figure for it; `paper` is the usual size of the field
 At the scale `small` a cosFormer is the one that the study found (docs/results.md): windows, gate and norms.
 """
 
-from cosformer.training.recipes import Table, recommended
+from cosformer.training.recipes import Table
 
 TABLE = Table(
     task="enwik8",
@@ -27,6 +27,6 @@ TABLE = Table(
         "steps": 100_000, "batch_size": 64, "learning_rate": 5e-4, "warmup": 4000, "weight_decay": 0.01,
         "eval_every": 5000, "save_every": 2000, "eval_batch_size": 64, "precision": "bf16",
     },
-    attention_at={("cosformer", "small"): {"model": recommended(512, 8)}},
+    recommended_at=("small",),
 )  # fmt: skip
 build = TABLE.build

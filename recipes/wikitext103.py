@@ -8,7 +8,7 @@ fewer steps see enough; its perplexity is per word, too. At the scale `small` a 
 and norms, as the study of language models found them (docs/results.md).
 """
 
-from cosformer.training.recipes import Table, recommended
+from cosformer.training.recipes import Table
 
 TABLE = Table(
     task="wikitext103",
@@ -37,6 +37,6 @@ TABLE = Table(
         "steps": 150_000, "batch_size": 128, "accumulation": 16, "learning_rate": 5e-4, "warmup": 8000,
         "eval_every": 5000, "save_every": 1000, "eval_batch_size": 8, "precision": "bf16",
     },
-    attention_at={("cosformer", "small"): {"model": recommended(512, 8)}},
+    recommended_at=("small",),
 )  # fmt: skip
 build = TABLE.build

@@ -129,3 +129,18 @@ def test_pretrained_weights_fit_where_it_is_said(name):
 
     fits = {scale: sizes(name, scale) == sizes("mlm", scale) for scale in SCALES}
     assert fits == {"tiny": False, "small": True, "paper": True}
+
+
+def test_the_recommended_model_follows_the_sizes_that_are_asked_for():
+    """A user who asks for other heads has said nothing of windows."""
+    ours = recipes.build("enwik8", scale="small").model
+    assert ours["attention_parameters"] == {"windows": [2, 4, 8, 16, 64, 128, 512, 1024]}
+    assert (ours["position"], ours["intermediate_size"]) == ("none", 4 * 512 - 256)
+    fewer = recipes.build("python", model={"num_attention_heads": 4, "hidden_size": 256}).model
+    assert fewer["attention_parameters"] == {"windows": [2, 8, 128, 1024]}
+    assert fewer["intermediate_size"] == 4 * 256 - 128
+    grouped = recipes.build("wikitext2", model={"num_key_value_heads": 2, "output_gate": None}).model
+    assert grouped["attention_parameters"] == {"windows": [2, 1024]}
+    assert grouped["output_gate"] is None
+    for options in ({"attention": "softmax"}, {"scale": "paper"}):
+        assert "attention_parameters" not in recipes.build("enwik8", **options).model

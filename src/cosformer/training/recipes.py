@@ -35,6 +35,8 @@ class Table:
         shared, tiny, small, paper: settings.
         attention: settings by mechanism.
         attention_at: settings by (mechanism, scale).
+        recommended_at: scales at which a cosFormer is the model that this library recommends (`recommended`),
+            by the sizes that the caller asks for.
     """
 
     task: str
@@ -44,6 +46,7 @@ class Table:
     paper: Settings
     attention: Mapping[str, Settings] = field(default_factory=dict)
     attention_at: Mapping[tuple[str, str], Settings] = field(default_factory=dict)
+    recommended_at: tuple[str, ...] = ()
 
     def build(self, scale: str = "small", attention: str | list[str] = "cosformer", **overrides: Any) -> Run:
         """A complete run. Where each layer has its own attention, no mechanism's settings are added."""
@@ -57,6 +60,7 @@ class Table:
             getattr(self, scale),
             self.attention.get(name, {}),
             self.attention_at.get((name, scale), {}),
+            self._recommended(scale, name, overrides.get("model", {})),
             overrides,
         )
         made: dict[str, Any] = {
@@ -71,11 +75,22 @@ class Table:
                 made[name] = {**made.get(name, {}), **value} if merged else value
         return Run.from_dict(made)
 
+    def _recommended(self, scale: str, attention: str, asked: Settings) -> Settings:
+        if attention != "cosformer" or scale not in self.recommended_at:
+            return {}
+        own = {**self.shared.get("model", {}), **getattr(self, scale).get("model", {})}
+        sizes = {**own, **asked}
+        heads = sizes.get("num_key_value_heads") or sizes["num_attention_heads"]
+        return {"model": recommended(sizes["hidden_size"], heads, own.get("intermediate_size"))}
+
     def variant(self, task: str, **changes: Settings) -> "Table":
         """The table of a sister task: other settings are laid over those of each part. `task_settings` are
         replaced where they are given, for they belong to a task; `model` is merged."""
         parts = {part: _laid(getattr(self, part), changes.get(part, {})) for part in ("shared", *SCALES)}
-        return Table(task, **parts, attention=self.attention, attention_at=self.attention_at)
+        return Table(
+            task, **parts, attention=self.attention, attention_at=self.attention_at,
+            recommended_at=self.recommended_at,
+        )  # fmt: skip
 
 
 def recommended(width: int, kv_heads: int, intermediate: int | None = None) -> dict[str, Any]:
