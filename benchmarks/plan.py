@@ -128,14 +128,14 @@ def by_name(records: Iterable[Record]) -> dict[str, Record]:
 
 def is_done(entry: Entry, run: Run, records: Records) -> bool:
     """Whether there is a record of just this run; one with other settings is of another. A field of the model
-    that one of the two leaves out is as in the paper's model."""
+    that one of the two leaves out is as in the paper's model; compiled or captured, a run is the same."""
     found = records.get(entry.name)
     return found is not None and _complete(Run.from_dict(found["settings"])) == _complete(run)
 
 
 def _complete(run: Run) -> str:
     plain = {name: value for name, value in defaults.VERSIONS[1].items() if name != "attention"}
-    return digest(run.replace(model={**plain, **run.model}))
+    return digest(run.replace(model={**plain, **run.model}, compile=False, cuda_graph=False))
 
 
 def files_of(entries: Iterable[Entry]) -> list[str]:

@@ -39,6 +39,7 @@ class Scheduler:
             until then, nothing is begun that cannot end.
         resume_later: whether unfinished runs may be worth something: the folder will still be there.
         retry: try again what has failed.
+        fast: compile the layers, and capture forward and backward as a CUDA graph.
     """
 
     entries: list[Entry]
@@ -51,6 +52,7 @@ class Scheduler:
     grace: float = 25.0
     resume_later: bool = True
     retry: bool = False
+    fast: bool = False
     known_failures: Mapping[str, Record] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
@@ -111,7 +113,7 @@ class Scheduler:
                 self.state[entry.name] = "runs"
                 continue
             try:
-                run = build(entry, self.records, self.failed)
+                run = self._build(entry)
             except NotYet as reason:
                 self.state[entry.name] = str(reason)
                 continue
@@ -127,6 +129,10 @@ class Scheduler:
                 self.state[entry.name] = f"cut off at {done:.0%}" if done else "to be run"
                 ready.append((entry, run))
         return ready
+
+    def _build(self, entry: Entry) -> Run:
+        run = build(entry, self.records, self.failed)
+        return run.replace(compile=True, cuda_graph=True) if self.fast else run
 
     def _has_failed(self, entry: Entry, run: Run) -> bool:
         return self.failed.get(entry.name, {}).get("digest") == digest(run)
@@ -246,7 +252,7 @@ class Scheduler:
             score = f"{metric['name']} {metric['valid'][metric['name']]:.4f} (valid)"
             self._say(f"ends:   {entry.name}, {score}, {took:.0f} s")
         elif how == "failed":
-            run = build(entry, self.records, self.failed)
+            run = self._build(entry)
             self.failed[entry.name] = {"digest": digest(run), "reason": outcome["reason"]}
             for path in (self.failures, self.out / self.failures.name):
                 files.write_json(path, self.failed)

@@ -34,6 +34,7 @@ def parser(prog: str, description: str, plans: Plans) -> Parser:
     p.add_argument("--grace", type=float, default=25.0, help="seconds of them to write checkpoints in")
     p.add_argument("--last", action="store_true", help="begin nothing that cannot end in time")
     p.add_argument("--retry", action="store_true", help="try again what has failed")
+    p.add_argument("--fast", action="store_true", help="compile the models, and capture steps as CUDA graphs")
     p.add_argument("--dry-run", action="store_true", help="show the plan and the data it needs")
     p.add_argument("--collect", type=Path, metavar="FILE", help="add records from elsewhere to --results")
     return p
@@ -56,7 +57,7 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
     entries = list({e.name: e for name in chosen for e in plans[name]() if args.only in e.name}.values())
     scheduler = Scheduler(
         entries, args.folder, args.out, _known(args.results), args.jobs, args.memory,
-        time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry,
+        time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry, args.fast,
         records.failures(args.results),
     )  # fmt: skip
     if args.dry_run:

@@ -131,7 +131,7 @@ def train(run: Any, folder: Path, args: argparse.Namespace, again: Sequence[str]
     from cosformer.training.main import device_of
 
     try:
-        device_of(run)
+        device_of(run, trains=True)
     except RuntimeError as error:
         raise UsageError(str(error)) from None
     if not finished(folder, args):  # else nothing has to be written

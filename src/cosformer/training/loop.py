@@ -15,6 +15,7 @@ from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, files, parallel, schedules, states
 from cosformer.training.clock import Clock, peak_memory
+from cosformer.training.cuda_graph import GraphedBackward
 from cosformer.training.evaluation import Stopped, score
 from cosformer.training.interrupt import Interrupt
 from cosformer.training.loader import Batch
@@ -51,6 +52,7 @@ class Loop:
         self.net, self.model = net, parallel.distributed(net, run, mesh)
         self.optimizer = parallel.adamw(net, run, mesh.device)
         self.objective = Objective(task, mesh, batch=run.batch_size, precision=run.precision)
+        self.graphed = self._graphed() if run.cuda_graph else None
         self.pending, self.clock = PendingMetrics(mesh), Clock(mesh.device)
         self.has_random_features = any(isinstance(m, random_features.RandomFeatures) for m in net.modules())
         self.first_step = status.step
@@ -111,11 +113,23 @@ class Loop:
         # then is as large as all weights.
         without = getattr(self.model, "no_sync", nullcontext)
         for number, part in enumerate(parts, 1):
+            if self.graphed is not None:
+                total += self.graphed(part, items)
+                continue
             with nullcontext() if number == len(parts) else without():
                 loss = self.objective.loss(self.model, part, items)
                 loss.backward()
             total += loss.detach()
         return total, tokens
+
+    def _graphed(self) -> GraphedBackward:
+        if not self.mesh.alone:
+            raise ValueError(
+                "cuda_graph is for one process that no launcher has started: leave it out, because what "
+                "processes send each other cannot be captured."
+            )
+        wanted = [p for p in self.net.parameters() if p.requires_grad]
+        return GraphedBackward(lambda part, items: self.objective.loss(self.model, part, items), wanted)
 
     def clip(self) -> Tensor:
         """Clips the gradient; returns its norm before."""
@@ -131,7 +145,7 @@ class Loop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=self.graphed is None)
         if self.has_random_features:
             with torch.random.fork_rng([]):  # the same numbers in every process, whatever was sampled before
                 torch.default_generator.manual_seed(run.seed * 1_000_003 + step)

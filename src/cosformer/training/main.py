@@ -67,7 +67,7 @@ def train(
         return finished
     # Nothing is changed before the folder is locked.
     with locked(path, "trains") if first else nullcontext(), Peers():
-        mesh = Mesh(device_of(run), run.sequence_parallel)
+        mesh = Mesh(device_of(run, trains=True), run.sequence_parallel)
         return _train(run, path, mesh, commit, resume=resume, progress=progress, results=results)
 
 
@@ -184,10 +184,15 @@ def statistics(
     return task, rows.cpu()
 
 
-def device_of(run: Run) -> str:
+def device_of(run: Run, *, trains: bool = False) -> str:
+    """cpu or cuda; raises where the run needs a GPU, to be trained as it says or at all, and has none."""
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = found if run.device == "auto" else run.device
+    if trains and run.cuda_graph and chosen == "cpu":
+        raise RuntimeError("cuda_graph was asked for, but this run is on the CPU: leave it out.")
     if run.device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError('device "cuda" was asked for, but PyTorch sees no GPU here: give "cpu" or "auto".')
-    return "cuda" if run.device == "auto" and torch.cuda.is_available() else run.device.replace("auto", "cpu")
+    return chosen
 
 
 def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
@@ -199,7 +204,7 @@ def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
         )
     chosen = run.data == "device"
     if chosen or (run.data == "auto" and not run.workers and is_static(dataset)):
-        whole, limit = run.compile and split == "train", None if chosen else LIMIT
+        whole, limit = (run.compile or run.cuda_graph) and split == "train", None if chosen else LIMIT
         with suppress(TooLarge):
             return DeviceDataset(task, dataset, device=device, whole=whole, limit=limit)
     return LoaderDataset(task, dataset, workers=run.workers if split == "train" else 0, device=device)

@@ -62,6 +62,8 @@ class Run:
         log_every: steps after which losses are fetched from the device, written and shown.
         precision: "fp32", or "bf16" for autocast over float32 weights.
         compile, compile_backend: whether and how `torch.compile` is used for the layers, in training.
+        cuda_graph: capture forward and backward as a CUDA graph, for models so small that the host cannot
+            launch their kernels as fast as a GPU computes them; one process on a GPU.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         shard: whether several processes share the weights, gradients and moments (FSDP2), to save memory;
             else each has all of them (DDP).
@@ -102,6 +104,7 @@ class Run:
     precision: str = "fp32"
     compile: bool = False
     compile_backend: str = "inductor"
+    cuda_graph: bool = False
     gradient_checkpointing: bool = False
     shard: bool = False
     sequence_parallel: int = 1
@@ -126,7 +129,7 @@ class Run:
                 raise ValueError(f"{name} must be at most {most:,}, but it is larger.")
         for name in ("learning_rate", "epsilon", "power"):
             positive(name, values[name])
-        for name in ("compile", "gradient_checkpointing", "shard"):
+        for name in ("compile", "cuda_graph", "gradient_checkpointing", "shard"):
             flag(name, values[name])
         for name, known in _CHOICES.items():
             if values[name] not in known:
@@ -153,6 +156,11 @@ class Run:
             raise ValueError(
                 "compile must be false where sequence_parallel is above 1: what processes say to each other "
                 "between layers cannot be compiled."
+            )
+        if self.cuda_graph and (self.gradient_checkpointing or self.shard or self.sequence_parallel > 1):
+            raise ValueError(
+                "cuda_graph must be false with gradient_checkpointing, shard or sequence_parallel: what they "
+                "do between layers cannot be captured."
             )
         if "attention" in self.model:
             raise ValueError("model must not hold attention: it is a field of the run itself.")
