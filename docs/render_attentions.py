@@ -38,6 +38,9 @@ lengths. *mask*: single keys can be hidden. *packed*: several documents in one r
 serve several query heads. *split*: one sequence can be [split over many devices](scaling.md). *state*: the
 numbers carried in decoding for one head of 64, after 1,024 and after 65,536 tokens; a dash where nothing can
 be carried.
+
+`softmax` with a window for every head (`windows=[1024] * 8`) is linear in the length, and its state is the
+last W - 1 keys and values; a text has no bound then. `attention.traits("softmax", windows=[1024])` says so.
 """
 
 PARAMETERS = """## Parameters

@@ -34,7 +34,7 @@ class Sizes(TorchDispatchMode):
 
 def work(case, length, causal):
     """Forward and backward together."""
-    cost = attention.traits(case[0]).cost
+    cost = attention.traits(case[0], **case[1]).cost
     # A stride is chosen for the length; whatever else depends on max_length is the model's, and stays.
     sizes = {"max_length": length if cost == "length^1.5" else 4096, "horizon": 4096}
     # So wide that a state weighs as much as its chunk: what grows with their number squared would show.
@@ -50,20 +50,23 @@ def work(case, length, causal):
 
 
 def subquadratic():
-    """Every mechanism that claims to be, as it is by default and in each of its kinds, both ways."""
+    """Every mechanism that claims to be, as it is by default, in each of its kinds, and with a window, both
+    ways."""
     for name in attention.names():
-        traits = attention.traits(name)
         kinds = [x for x in variations(name) if x and all(isinstance(value, str) for value in x.values())]
-        for parameters in [{}, *kinds] if traits.cost != "quadratic" else []:
-            for causal in (True, False):
+        if "windows" in attention.parameters(name):
+            kinds += [{"windows": (window,)} for window in (9, 64)]
+        for parameters in [{}, *kinds]:
+            traits = attention.traits(name, **parameters)
+            for causal in (True, False) if traits.cost != "quadratic" else ():
                 if traits.causal if causal else traits.bidirectional:
-                    words = [name, *parameters.values(), "causal" if causal else "both"]
+                    words = [name, *map(str, parameters.values()), "causal" if causal else "both"]
                     yield pytest.param((name, parameters), causal, id="-".join(words))
 
 
 @pytest.mark.parametrize(("case", "causal"), list(subquadratic()))
 def test_the_cost_is_the_one_claimed(case, causal):
-    allowed = EXPONENTS[attention.traits(case[0]).cost]
+    allowed = EXPONENTS[attention.traits(case[0], **case[1]).cost]
     short, long = work(case, 1024, causal), work(case, 4096, causal)
     for what in short:
         if short[what]:

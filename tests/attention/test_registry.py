@@ -104,7 +104,10 @@ def test_a_state_of_another_mechanism_is_refused():
 
 def test_what_it_can_do_is_known_before_it_is_built(monkeypatch):
     """With whatever parameters: the same as the mechanism itself says."""
-    taking = {"relu": {"windows": [None]}, "rfa": {"gate": True}, "synthesizer": {"kind": "random"}}
+    taking = {
+        "relu": {"windows": [None]}, "rfa": {"gate": True}, "softmax": {"windows": [None]},
+        "synthesizer": {"kind": "random"},
+    }  # fmt: skip
     said = [
         (name, parameters, attention.build(name, **parameters).traits)
         for name in attention.names()

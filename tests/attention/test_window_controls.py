@@ -1,6 +1,7 @@
 """Softmax and ReLU under the windows of cosFormer: what the laws of the zoo do not ask."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,12 +109,16 @@ def test_mistakes_are_told(name):
 
 
 def test_what_windows_take_away():
-    """A box of ReLU weights is a control: quadratic, and without a state. Softmax keeps what it could do."""
+    """A box of ReLU weights is a control: quadratic, and without a state. Softmax keeps what it could do, and
+    where every head has a window it is linear, with a state of constant size."""
     with_windows, without = attention.build("relu", windows=WINDOWS).traits, attention.traits("relu")
     assert (with_windows.cost, without.cost) == ("quadratic", "linear")
     assert without.recurrent
     assert not with_windows.recurrent
-    assert attention.build("softmax", windows=WINDOWS).traits == attention.traits("softmax")
+    softmax = attention.traits("softmax")
+    assert attention.build("softmax", windows=(3, None)).traits == softmax
+    sliding = attention.build("softmax", windows=WINDOWS).traits
+    assert sliding == replace(softmax, cost="linear", constant_state=True)
 
 
 def test_a_state_without_positions_is_refused():
@@ -121,13 +126,13 @@ def test_a_state_without_positions_is_refused():
     _, state = attention.build("softmax")(q, k, v, causal=True, return_state=True)
     assert state.at is None, "nothing is carried that nobody asks for"
     with pytest.raises(ValueError, match="state was made without windows, but this attention has windows"):
-        attention.build("softmax", windows=WINDOWS)(q, k, v, causal=True, state=state)
+        attention.build("softmax", windows=(3, None))(q, k, v, causal=True, state=state)
 
 
 def test_a_cache_is_cut_exactly():
     """Where padding had no position, and where a hidden key has one."""
     q, k, v = inputs(20, 20)
-    run = attention.build("softmax", windows=WINDOWS)
+    run = attention.build("softmax", windows=(3, None))
     mask = torch.ones(2, 6, dtype=torch.bool)
     mask[0, 2] = False
     first = [x[:, :6] for x in (q, k, v)]

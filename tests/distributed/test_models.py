@@ -49,6 +49,17 @@ MODELS = {
             "attention_parameters": [{"windows": [None, 5]}, {"windows": [4, None]}],
         },
     ),
+    "hybrid": (
+        CosformerForCausalLM,
+        {
+            "attention": ["cosformer", "softmax"], "position": "rotary",
+            "attention_parameters": [{"windows": [2, 5]}, {"windows": [4, 9]}],
+        },
+    ),
+    "hybrid both ways": (
+        CosformerForMaskedLM,
+        {"attention": ["softmax", "cosformer"], "attention_parameters": {"windows": [3, 8]}},
+    ),
     "pairs of classes": (CosformerForCausalLM, {"head_loss": "one_vs_each"}),
     "mean": (CosformerForSequenceClassification, {"pooling": "mean"}),
     "max": (CosformerForSequenceClassification, {"pooling": "max", "causal": True}),
@@ -162,7 +173,7 @@ def losses(group, names, kinds, checkpointing=False):
     ("size", "kinds"), [(2, ("uneven", "packed")), (3, ("right", "packed")), (4, ("right", "uneven"))]
 )
 def test_hidden_states(workers, size, kinds):
-    names = ("rotary", "learned", "everything", "windows both ways", "mixed")
+    names = ("rotary", "learned", "everything", "windows both ways", "mixed", "hybrid", "hybrid both ways")
     workers.run(hidden_states, names, kinds, size=size)
 
 

@@ -62,10 +62,11 @@ class Attention(nn.Module, ABC):
     Layout of the operator: q [B, Tq, H, D], k [B, Tk, Hk, D], v [B, Tk, Hk, Dv], out [B, Tq, H, Dv].
     """
 
-    traits: Traits  # of the class; an object whose parameters remove an ability has its own
-    state_type: ClassVar[type | None] = None
-    takes_lengths: ClassVar[bool] = False  # whether `attend` has the argument `lengths` itself
-    writes_into: ClassVar[bool] = False  # whether `attend_token` writes to `into`
+    # Of the class; an object whose parameters change an ability has its own.
+    traits: Traits
+    state_type: type | None = None
+    takes_lengths: bool = False  # whether `attend` has the argument `lengths` itself
+    writes_into: bool = False  # whether `attend_token` writes to `into`
     name: ClassVar[str]
 
     def forward(
@@ -120,7 +121,7 @@ class Attention(nn.Module, ABC):
             if self.takes_lengths:
                 more["lengths"] = lengths
             else:
-                key_mask = _within(lengths, k, key_mask, cu_seqlens)
+                key_mask = within_lengths(lengths, k, key_mask, cu_seqlens)
         out, after = self.attend(
             q,
             k,
@@ -222,7 +223,7 @@ class Attention(nn.Module, ABC):
         return 0
 
 
-def _within(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+def within_lengths(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     """key_mask [B, Tk] that hides the columns after each row's length."""
     if cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")

@@ -52,11 +52,3 @@ def fit(name: str, parameters: Mapping[str, Any], **offered: Any) -> Attention:
     """A mechanism inside a model: what `parameters` does not say is taken from what the model offers
     (num_heads, num_kv_heads, head_dim, max_length, horizon), where the mechanism asks for it."""
     return _MECHANISMS.build(name, parameters, offered)
-
-
-def state_type(name: str) -> type[Any]:
-    """The class of the states that a recurrent mechanism carries."""
-    found = _MECHANISMS.get(name).state_type
-    if found is None:
-        raise ValueError(f"attention {name!r} carries no state.")
-    return found

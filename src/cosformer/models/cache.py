@@ -186,7 +186,7 @@ class CosformerCache(Cache):
         from cosformer.models.cache_check import check
         from cosformer.models.cache_file import read
 
-        return check(read(cls(config), Path(path)), config, Path(path))
+        return check(read(cls(config), Path(path), config), config, Path(path))
 
     def to(self, device: torch.device | str) -> "CosformerCache":
         """Moves all states, and returns the cache itself."""

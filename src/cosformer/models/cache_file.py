@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cosformer.attention import State
-from cosformer.attention.registry import state_type
 from cosformer.models import cache_check
+from cosformer.models.config import CosformerConfig
 from cosformer.models.mixture import described, per_layer
 from cosformer.nn import ConvolvedState
 from cosformer.reading import parsed
@@ -39,7 +39,7 @@ def write(cache: "CosformerCache", path: Path) -> None:
     save_file(tensors, path, metadata={_KEY: json.dumps(header)})
 
 
-def read(into: "CosformerCache", path: Path) -> "CosformerCache":
+def read(into: "CosformerCache", path: Path, config: CosformerConfig) -> "CosformerCache":
     if not path.is_file():
         raise FileNotFoundError(f"there is no cache file {path}; CosformerCache.save writes one.")
     try:
@@ -71,11 +71,11 @@ def read(into: "CosformerCache", path: Path) -> "CosformerCache":
     if differing:
         raise ValueError(f"{path} belongs to another model: {', '.join(differing)}.")
     for i, (layer, numbers) in enumerate(zip(into.layers, header["layers"], strict=True)):
-        kind = state_type(names[i])
+        kind, of_source = (config.state_type(i, cross=cross) for cross in (False, True))
         own = ConvolvedState if into.has_convolution else kind  # only self-attention has a convolution
         try:
             state = _together(own, kind, tensors, f"{i}.state", numbers.get("state"))
-            memory = _together(kind, kind, tensors, f"{i}.memory", numbers.get("memory"))
+            memory = _together(of_source, of_source, tensors, f"{i}.memory", numbers.get("memory"))
         except TypeError as error:
             raise cache_check.refused(path, f"layer {i}: {error}") from None
         if state is not None:

@@ -109,6 +109,15 @@ class LayerAttention:
                 layers.append(found)
         return layers
 
+    def state_type(self, layer: int, *, cross: bool = False) -> type[Any]:
+        """The class of the states that a layer carries, or its cross-attention (of the decoder, where there
+        is one)."""
+        with torch.device("meta"):
+            made = self.build_attention(min(layer, self.num_hidden_layers - 1), cross=cross)
+        if made.state_type is None:
+            raise ValueError(f"attention {made.name!r} carries no state.")
+        return made.state_type
+
     def lacking(self, trait: str) -> str | None:
         """The first attention among the layers without this trait; None where all have it."""
         able = zip(self.attention_names, self.layer_traits, strict=True)

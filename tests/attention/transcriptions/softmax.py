@@ -2,7 +2,12 @@
 
 import torch
 
-PARAMETERS = [{}, {"windows": (3, None, 40, 1)}, {"windows": (2, 7, 320, 30)}]
+PARAMETERS = [
+    {},
+    {"windows": (3, None, 40, 1)},
+    {"windows": (2, 7, 320, 30)},
+    {"windows": (9, 9, 1, 20)},
+]
 
 
 def transcription(mechanism, q, k, v, *, causal, key_mask=None):
