@@ -1,7 +1,8 @@
 """The paper's tables as plans: for each table the runs that its rows and columns need.
 
-Rows are softmax, linear (elu + 1), relu (cosFormer without the cosine), cosformer as published, and ours: the
-cosFormer that this library recommends. All have the same recipe, budget and number of learning rates tried.
+Rows are softmax, linear (elu + 1), relu (cosFormer without the cosine), cosformer as published, windows (with
+a window for every head, gate and norms), and ours: the model that this library recommends, the same with one
+layer of softmax that sees 1,024 tokens. All have the same recipe, budget and number of learning rates tried.
 """
 
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from typing import Any
 
 from benchmarks import enwik8_plan
 from benchmarks.plan import Entry
-from cosformer.models.defaults import PAPER
+from cosformer.models import defaults
 from cosformer.training import recipes
 
-OURS = "ours"
-ROWS = ("softmax", "cosformer", OURS, "relu", "linear")
+WINDOWS, OURS = "windows", "ours"
+ROWS = ("softmax", "cosformer", OURS, WINDOWS, "relu", "linear")
 
 # Long Range Arena: recipe: heads, steps, learning rates in the order in which they are tried, seconds of
 # cosFormer alone, GiB.
@@ -28,18 +29,21 @@ ARENA: dict[str, tuple[int, int, tuple[float, ...], float, float]] = {
 _SLOWER = {"softmax": 1.5, "relu": 1.6, "linear": 1.6}
 
 
-def _parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
-    """The attention of a row, and what of the model is its own: nothing as published; for ours what the
-    library recommends, with the positions of the others."""
+def _parts(recipe: str, row: str, heads: int) -> tuple[str | list[str], dict[str, Any]]:
+    """The attention of a row, and what of the model is its own: nothing as published; with windows and for
+    ours what the library recommends, with the positions of the others."""
     sizes = recipes.build(recipe, scale="small", attention="softmax").model
     inner = sizes.get("intermediate_size", 4 * sizes["hidden_size"])
-    if row == OURS:
-        own = recipes.recommended(sizes["hidden_size"], heads, inner)
-        return "cosformer", {**own, "position": sizes["position"]}
+    if row in (WINDOWS, OURS):
+        own = {**recipes.recommended(sizes["hidden_size"], heads, inner), "position": sizes["position"]}
+        if row == WINDOWS:
+            return "cosformer", own
+        attention, parameters = defaults.mixture(sizes["num_hidden_layers"], heads)
+        return attention, {**own, "attention_parameters": parameters}
     if row != "cosformer":
         return row, {}
     # A recipe of a language model has for cosformer what is recommended.
-    return row, {**PAPER, "position": sizes["position"], "intermediate_size": inner}
+    return row, {**defaults.PAPER, "position": sizes["position"], "intermediate_size": inner}
 
 
 def _arena(recipe: str, row: str, number: int) -> Entry:
@@ -67,7 +71,7 @@ def wikitext() -> list[Entry]:
     for rate in (5e-4, 1e-3, 2.5e-4):
         for row in ROWS:
             attention, model = _parts("wikitext2", row, 8)
-            position = "none" if row == OURS else "rotary"
+            position = "none" if row in (WINDOWS, OURS) else "rotary"
             overrides = {"learning_rate": rate, "model": {**model, "position": position}}
             made.append(
                 Entry(
@@ -87,10 +91,10 @@ def masked() -> list[Entry]:
     both?"""
     made = []
     for rate in (5e-4, 1e-3):
-        for row in ("softmax", "cosformer", OURS):
+        for row in ("softmax", "cosformer", OURS, WINDOWS):
             attention, model = _parts("mlm", row, 8)
             overrides = {
-                "learning_rate": rate, "steps": 1500, "warmup": 150, "batch": 64, "eval_every": 500,
+                "learning_rate": rate, "steps": 1000, "warmup": 100, "batch": 64, "eval_every": 500,
                 "save_every": 500, "eval_batch": 128, "model": model, "workers": 2,
                 "task_settings": {"tokens": "bytes"},
             }  # fmt: skip

@@ -14,7 +14,7 @@ from cosformer.report.sections.places import Places
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.enwik8_plan import OURS, VARIANTS  # noqa: E402 (part of the tree, not of the package)
+from benchmarks.enwik8_plan import OURS, VARIANTS, WINDOWS  # noqa: E402 (part of the tree, not of the package)
 
 PAGE = ROOT / "docs" / "results.md"
 MARK = "<!-- {}: python docs/render_results.py -->\n"
@@ -25,8 +25,9 @@ def planned() -> dict[str, Section]:
     folder = ROOT / "results"
     places = Places(records.runs(folder), records.failures(folder))
     return {
-        "language": evidence.language(places, OURS),
+        "language": evidence.language(places, {evidence.WINDOWS: WINDOWS, evidence.OURS: OURS}),
         "arena": evidence.arena(places),
+        "masked": evidence.masked(places),
         "ablation": evidence.ablation(places, list(VARIANTS)),
     }
 

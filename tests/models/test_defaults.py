@@ -68,7 +68,9 @@ def test_none_in_a_file_of_version_1_is_the_mechanism_as_published(tmp_path):
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 12, 16])
 def test_the_default_is_a_window_for_every_head_and_no_bound(heads):
     config = CosformerConfig(hidden_size=48, num_attention_heads=heads)
-    windows = config.attention_parameters["windows"]
+    assert config.attention == ["cosformer", "cosformer", "softmax", "cosformer"]
+    assert config.attention_parameters[2] == {"windows": [1024] * heads}
+    windows = config.attention_parameters[0]["windows"]
     assert len(windows) == heads
     assert windows == sorted(windows)
     assert windows[-1] == 1024
@@ -82,11 +84,48 @@ def test_the_default_is_a_window_for_every_head_and_no_bound(heads):
 
 def test_the_default_windows_are_those_of_the_study():
     assert defaults.windows(8) == [2, 4, 8, 16, 64, 128, 512, 1024]
-    grouped = CosformerConfig(hidden_size=64, num_attention_heads=8, num_key_value_heads=2)
-    assert grouped.attention_parameters == {"windows": [2, 1024]}
+    grouped = CosformerConfig(
+        hidden_size=64, num_attention_heads=8, num_key_value_heads=2, num_hidden_layers=3
+    )
+    assert (grouped.attention, grouped.attention_parameters) == ("cosformer", {"windows": [2, 1024]})
     mixed = CosformerConfig(num_hidden_layers=2, attention=["cosformer", "softmax"])
     assert mixed.attention_parameters == [{"windows": [2, 8, 128, 1024]}, {}]
     assert CosformerConfig(attention="linear").attention_parameters == {}
+
+
+@pytest.mark.parametrize(
+    ("layers", "places"), [(1, []), (3, []), (4, [2]), (6, [3]), (8, [4]), (12, [3, 9]), (24, [3, 9, 15, 21])]
+)
+def test_one_layer_in_six_is_a_softmax_with_a_window(layers, places):
+    config = CosformerConfig(num_hidden_layers=layers, hidden_size=8, num_attention_heads=1)
+    assert [n for n, name in enumerate(config.attention_names) if name == "softmax"] == places
+    assert not config.bounded
+    assert config.state_size(10) == config.state_size(10_000)
+
+
+def test_attention_is_cosformer_where_only_its_parameters_are_given():
+    config = CosformerConfig(attention_parameters={"windows": [2, 4, 8, None]})
+    assert config.attention == "cosformer"
+    pure = CosformerConfig(attention="cosformer")
+    assert (pure.attention, pure.attention_parameters) == ("cosformer", {"windows": [2, 8, 128, 1024]})
+    two_sided = CosformerConfig(num_hidden_layers=4, num_decoder_layers=2)
+    assert two_sided.attention == "cosformer", "a list is for both sides"
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("layers", [2, 4, 6])
+def test_the_mixture_is_saved(tmp_path, layers, heads):
+    config = CosformerConfig(num_hidden_layers=layers, num_attention_heads=heads)
+    config.save_pretrained(tmp_path)
+    again = CosformerConfig.from_pretrained(tmp_path)
+    for name in ("attention", "attention_parameters", "num_hidden_layers"):
+        assert getattr(again, name) == getattr(config, name)
+
+
+def test_a_folder_of_version_2_is_cosformer_in_every_layer(tmp_path):
+    write(tmp_path, {**OLD, "num_hidden_layers": 6, "defaults_version": 2})
+    config = CosformerConfig.from_pretrained(tmp_path)
+    assert (config.attention, config.attention_parameters) == ("cosformer", {"windows": [2, 8, 128, 1024]})
 
 
 @pytest.mark.parametrize("given", [{}, {"attention_parameters": {"windows": [2, 8, 128, 1024]}}])
@@ -128,7 +167,7 @@ def test_a_run_means_the_papers_model_where_it_says_nothing():
     run = Run(task="mqar", steps=1, batch_size=1, learning_rate=1e-3, model=model)
     assert configuration(run, Sizes()).attention_parameters == {}
     ours = configuration(run.replace(model=model | recommended(64, 8)), Sizes())
-    default = CosformerConfig(**model)
+    default = CosformerConfig(**model, attention="cosformer")
     for name in ("attention_parameters", "output_gate", "output_norm", "qk_norm", "position"):
         assert getattr(ours, name) == getattr(default, name), name
 
@@ -150,5 +189,5 @@ def test_the_table_is_the_class():
 
 def test_a_later_version_is_refused(tmp_path):
     write(tmp_path, OLD | {"defaults_version": 99})
-    with pytest.raises(ValueError, match="must be one of 1, 2, but the configuration has 99"):
+    with pytest.raises(ValueError, match="must be one of 1, 2, 3, but the configuration has 99"):
         AutoConfig.from_pretrained(tmp_path)

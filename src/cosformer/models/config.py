@@ -37,8 +37,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     """Configuration of every model in `cosformer.models`.
 
     The defaults make a small model over bytes, the best of constant memory that the study has found
-    (docs/results.md): cosFormer with a window for every head, a gate, and norms of outputs, queries and keys.
-    `CosformerConfig.paper(...)` is the paper's own model.
+    (docs/results.md): cosFormer with a window for every head, a gate, norms of outputs, queries and keys, and
+    one layer in six (from four layers on) a softmax with a window. `attention="cosformer"` has it in every
+    layer; `CosformerConfig.paper(...)` is the paper's own model.
 
     Args:
         vocab_size: tokens; the default fits `byte_tokenizer()`.
@@ -51,7 +52,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         max_position_embeddings: the greatest length of a text, in tokens. Where every head of every layer
             has a window, and the position does not end, a text has no bound (`bounded` is False).
         horizon: M of cosFormer, at least max_position_embeddings; None: equal to it.
-        attention: a name from `cosformer.attention.names()`, or a list with one for each layer.
+        attention: a name from `cosformer.attention.names()`, or a list with one for each layer. None, where
+            attention_parameters is None too: cosFormer, and in the middle of each six layers a softmax that
+            sees 1,024 tokens; else cosFormer.
         attention_parameters: its parameters, or a list with those of each layer (None for a layer without).
             None: windows from 2 to 1,024 tokens for the heads of cosFormer, in every layer; no parameters
             for other mechanisms. {}: the mechanism as published.
@@ -100,7 +103,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     intermediate_size: int | None = None
     max_position_embeddings: int = 2048
     horizon: float | None = None
-    attention: str | list[str] = "cosformer"
+    attention: str | list[str] | None = None
     attention_parameters: dict[str, Any] | list[dict[str, Any] | None] | None = None
     conv_size: int | None = None
     qk_norm: bool = True
@@ -134,7 +137,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     def paper(cls, **fields: Any) -> Any:
         """The paper's own model: one horizon for all heads, no gate, no norms of heads. Fields that are given
         have the last word."""
-        return cls(**{**defaults.PAPER, **fields})
+        return cls(**{"attention": "cosformer", **defaults.PAPER, **fields})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
@@ -169,14 +172,33 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             self.intermediate_size = 4 * positive_int("hidden_size", self.hidden_size)
         if self.horizon is None:
             self.horizon = self.max_position_embeddings
-        self.attention = as_lists(self.attention)
-        if self.attention_parameters is None:
-            self._at_most("num_key_value_heads", MOST["num_key_value_heads"])
-            self.attention_parameters = defaults.parameters(self.attention, self.num_key_value_heads)
+        self._choose_attention()
         self.attention_parameters = own_parameters(as_lists(self.attention_parameters))
         self.position_parameters = dict(self.position_parameters or {})
         super().__post_init__(**kwargs)
         self.check()
+
+    def _choose_attention(self) -> None:
+        """What the library recommends, where nothing else is said."""
+        heads = self.num_key_value_heads or self.num_attention_heads
+        self.attention = as_lists(self.attention)
+        if self.attention_parameters is None:
+            self._at_most("num_key_value_heads", MOST["num_key_value_heads"])
+        if self.attention is None:
+            # A list is for both sides of an encoder-decoder, which then have as many layers.
+            alike = self.num_decoder_layers in (None, self.num_hidden_layers)
+            if self.attention_parameters is None and alike:
+                self._at_most("num_hidden_layers", MOST["num_hidden_layers"])
+                self.attention, self.attention_parameters = defaults.mixture(self.num_hidden_layers, heads)
+                return
+            self.attention = "cosformer"
+        if self.attention_parameters is None:
+            self.attention_parameters = defaults.parameters(self.attention, heads)
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is saved: the attention always, because what it is by default depends on other fields."""
+        own = {"attention": self.attention, "attention_parameters": self.attention_parameters}
+        return {**super().to_diff_dict(), **copy.deepcopy(own)}
 
     def _refuse_unknown(self, given: dict[str, Any]) -> None:
         generation = GenerationConfig().to_dict()  # configurations once held these, and may still do

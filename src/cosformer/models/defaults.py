@@ -4,17 +4,19 @@ transformers writes a configuration without the values that are its own defaults
 of the family had fewer fields. A file says with which defaults it was written (`defaults_version`; 1 where
 it says nothing), and is read with those. A change of a default is a new version here.
 
-1: the paper's model. 2: the best model of constant memory that the study has found (docs/results.md).
+1: the paper's model. 2: windows for all heads, gate and norms. 3: the same, with one layer of six a softmax
+that sees 1,024 tokens: the best model of constant memory that the study has found (docs/results.md).
 """
 
 from typing import Any
 
-# The fields in which the paper's own model differs from the defaults.
+# The fields in which the paper's own model differs from a model with cosFormer in every layer.
 PAPER: dict[str, Any] = {
     "attention_parameters": {}, "qk_norm": False, "output_norm": False, "output_gate": None,
 }  # fmt: skip
 # Tokens that the heads of a cosFormer see, in every layer, where nothing else is said.
 _WINDOWS = (2, 4, 8, 16, 64, 128, 512, 1024)
+_SOFTMAX_EVERY = 6  # layers
 
 VERSIONS: dict[int, dict[str, Any]] = {
     1: {
@@ -60,6 +62,7 @@ VERSIONS[2] = VERSIONS[1] | {
     "output_norm": True,
     "output_gate": "silu",
 }
+VERSIONS[3] = VERSIONS[2] | {"attention": None}  # `mixture` says which
 CURRENT = max(VERSIONS)
 
 
@@ -75,6 +78,19 @@ def parameters(attention: str | list[str], kv_heads: int) -> Any:
     if isinstance(attention, list):
         return [parameters(name, kv_heads) for name in attention]
     return {"windows": windows(kv_heads)} if attention == "cosformer" else {}
+
+
+def mixture(layers: int, kv_heads: int) -> tuple[Any, Any]:
+    """`attention` and `attention_parameters` where neither is given: cosFormer with windows, and in the
+    middle of each six layers a softmax that sees as far as the widest of them. Fewer than four layers have
+    none: it would be more than one in four."""
+    count = max(1, layers // _SOFTMAX_EVERY) if layers >= 4 else 0
+    places = {(2 * n + 1) * layers // (2 * count) for n in range(count)}
+    names = ["softmax" if n in places else "cosformer" for n in range(layers)]
+    if not places:
+        return "cosformer", parameters("cosformer", kv_heads)
+    widest = {"windows": [_WINDOWS[-1]] * kv_heads}
+    return names, [widest if name == "softmax" else parameters(name, kv_heads) for name in names]
 
 
 def completed(saved: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class LayerAttention:
     max_position_embeddings: int
     horizon: float | None
     conv_size: int | None
-    attention: str | list[str]
+    attention: str | list[str] | None
     attention_parameters: dict[str, Any] | list[dict[str, Any] | None] | None
 
     @property
