@@ -116,6 +116,15 @@ def test_cut_anywhere_it_is_the_whole(seed):
         close(ours, theirs, 1e-10)
 
 
+@pytest.mark.parametrize("first", [1, 3, 68, 90])
+def test_a_long_piece_after_a_short_one(first):
+    """Places of the state that were never filled have no weight, in any block."""
+    run, (q, k, v) = sliding_window(), inputs(500)
+    _, state = run(*(x[:, :first] for x in (q, k, v)), causal=True, return_state=True)
+    rest = run(*(x[:, first:] for x in (q, k, v)), causal=True, state=state)
+    close(rest, dense(q, k, v, WINDOWS, causal=True)[:, first:], 1e-10)
+
+
 def test_the_state_has_one_size_at_every_length():
     run, (q, k, v) = sliding_window(), inputs(300)
     sizes, state = set(), None

@@ -42,7 +42,7 @@ def sliding_softmax(
         own = q[:, :, first * group : last * group]
         k_own, v_own = (x[:, :, first:last] for x in (k, v))
         out = _one_window(own, k_own, v_own, window, causal, offset, key_mask)
-        sees = _counted(broken[:, :, first:last], window, causal, offset, q.shape[1]) > 0
+        sees = _counted(broken[:, first:last], window, causal, offset, q.shape[1]) > 0
         outs.append(out.masked_fill(sees.repeat_interleave(group, 2)[..., None], math.nan))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
@@ -78,19 +78,21 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, blind: bo
 
 def _finite(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Keys and values with zeros in place of those that are not finite, and how many of these come before
-    each column, [B, Tk + 1, Hk]: a weight of zero times NaN is NaN, so nothing hidden may hold one."""
+    each column, [B, Hk, Tk + 1]: a weight of zero times NaN is NaN, so nothing hidden may hold one."""
     largest = [torch.linalg.vector_norm(x.detach(), math.inf, -1) for x in (k, v)]
     broken = ~(largest[0].isfinite() & largest[1].isfinite())
     k, v = (x.masked_fill(broken[..., None], 0) for x in (k, v))
-    return k, v, F.pad(broken.cumsum(1), (0, 0, 1, 0))
+    before = broken.transpose(1, 2).contiguous().cumsum(2)  # along memory: a GPU is slow across it
+    return k, v, F.pad(before, (1, 0))
 
 
 def _counted(before: Tensor, window: int, causal: bool, offset: int, tq: int) -> Tensor:
     """How many of the counted keys each query sees, [B, Tq, Hk]."""
     at = torch.arange(tq, device=before.device) + offset
-    most = before.shape[1] - 1
+    most = before.shape[2] - 1
     first, behind = at - (window - 1), at + (1 if causal else window)
-    return before[:, behind.clamp(0, most)] - before[:, first.clamp(0, most)]
+    found = before[:, :, behind.clamp(0, most)] - before[:, :, first.clamp(0, most)]
+    return found.transpose(1, 2)
 
 
 def _one_window(
