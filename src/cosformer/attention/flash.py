@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-USE_KERNEL = False  # until a GPU has run it in this form
+USE_KERNEL = True
 HALF = (torch.float16, torch.bfloat16)
 _NAMES_GROUPS = torch.__version__ >= "2.12"  # grouped heads have to be asked for since then
 
