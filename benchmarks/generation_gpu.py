@@ -308,7 +308,8 @@ def main(words: list[str] | None = None) -> None:
     else:
         data = measure(args, contexts, batches, data)
     made = document(data)
-    print(terminal(made) + "\n", args.out, *write_beside(made, args.out), sep="\n")
+    print(terminal(made) + "\n", args.out, sep="\n", flush=True)
+    print(*write_beside(made, args.out), sep="\n")
 
 
 if __name__ == "__main__":
