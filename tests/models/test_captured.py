@@ -105,3 +105,20 @@ def test_padding_counts_for_nothing_at_the_limit(options):
             generate(net, ids, **way, **fits | {"max_new_tokens": 20, "min_new_tokens": 20})
         found.append((error.value.sequences.shape[1], error.value.position))
     assert found == [(12 + 14, 20)] * 2
+
+
+def test_which_compiled_steps_are_captured_here(monkeypatch):
+    """Those that torch.compile would capture itself, of models that can be captured at all."""
+    net = build(CosformerForCausalLM, torch.float32, **MODELS["rotary"])
+    settings = {"backend": "inductor", "mode": "reduce-overhead"}
+    monkeypatch.setattr(generation, "CAPTURE_COMPILED", True)
+    assert not net._captures_compiled(settings)  # a CPU has no graphs
+    monkeypatch.setattr(CosformerForCausalLM, "device", torch.device("cuda"))
+    assert net._captures_compiled(settings)
+    for others in (None, settings | {"mode": None}, settings | {"backend": "eager"}):
+        assert not net._captures_compiled(others)
+    hook = net.model.layers[0].register_forward_hook(lambda *call: None)
+    assert not net._captures_compiled(settings)
+    hook.remove()
+    grows = build(CosformerForCausalLM, torch.float32, **MODELS["softmax among others"])
+    assert not grows._captures_compiled(settings)
