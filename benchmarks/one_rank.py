@@ -89,6 +89,7 @@ def main() -> None:
     parser.add_argument("--variant", default=enwik8_plan.OURS, help="a name of benchmarks/enwik8_plan.py")
     parser.add_argument("--steps", type=int, default=150, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch_size", type=int, default=32, help="where the host sets the pace, give more")
     parser.add_argument("--seconds", type=float, default=3.0, help="that the bare model runs for")
     parser.add_argument("--compile", action="store_true", help="compile the layers, in all ways")
     parser.add_argument("--out", type=Path, help="a JSON file")
@@ -96,6 +97,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = variant(
         args.variant, steps=args.steps, eval_every=args.steps, save_every=args.steps, compile=args.compile,
+        batch_size=args.batch_size,
         task_settings={"length": 1024, "held_out": 2**16},
     )  # fmt: skip
 
