@@ -97,9 +97,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = variant(
         args.variant, steps=args.steps, eval_every=args.steps, save_every=args.steps, compile=args.compile,
-        batch_size=args.batch_size,
         task_settings={"length": 1024, "held_out": 2**16},
-    )  # fmt: skip
+    ).replace(batch_size=args.batch_size)  # fmt: skip
 
     def save(found: dict[str, Any]) -> None:
         data = {
