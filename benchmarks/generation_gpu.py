@@ -4,10 +4,11 @@ compiled steps.
 
     python -m benchmarks.generation_gpu --minutes 9 --out generation-gpu-cuda.json
 
-What was promised is measured first, then contexts and batches around it, for as many minutes as are given;
-the same command with the same file goes on where it stopped. Tokens are compared first, in float32, with
-those of no cache. The caches of cosFormer are those of a short text that are told to stand behind a long one:
-what a token costs does not depend on what is in them. Llama reads its context.
+`--acceptance` measures only what was promised, in rounds (generation_acceptance.py), in some two minutes.
+Without it, what was promised is measured first, then contexts and batches around it, for as many minutes as
+are given; the same command with the same file goes on where it stopped. Tokens are compared first, in
+float32, with those of no cache. The caches of cosFormer are those of a short text that are told to stand
+behind a long one: what a token costs does not depend on what is in them. Llama reads its context.
 """
 
 import argparse
@@ -59,6 +60,7 @@ def parser() -> Parser:
     )
     p.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu (default: cuda)")
     p.add_argument("--minutes", type=float, default=9.0, help="no case is begun that would not fit")
+    p.add_argument("--acceptance", action="store_true", help="only what was promised, in rounds")
     p.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="tokens, separated by commas")
     p.add_argument("--batches", default=",".join(map(str, BATCHES)), help="sizes, separated by commas")
     p.add_argument("--hidden", type=int, default=768, help="width of the models (default: 768)")
@@ -167,15 +169,18 @@ def prefill(args: Any, model: Any, batch: int, context: int) -> dict[str, Any]:
     return found
 
 
-def llama(args: Any, batch: int, context: int) -> dict[str, Any]:
-    torch.manual_seed(0)
-    config = LlamaConfig(
+def llama_config(args: Any, context: int) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=args.vocabulary, hidden_size=args.hidden, num_hidden_layers=args.layers,
         num_attention_heads=args.hidden // 64, intermediate_size=4 * args.hidden * 2 // 3,
         max_position_embeddings=context + 1024, tie_word_embeddings=True, eos_token_id=None, pad_token_id=0,
         attn_implementation="sdpa",
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(args.device, getattr(torch, args.dtype)).eval()
+
+
+def llama(args: Any, batch: int, context: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(llama_config(args, context)).to(args.device, getattr(torch, args.dtype)).eval()
     ids = torch.randint(2, args.vocabulary, (batch, context), device=args.device)
     with steps.way("compiled", args) as options:
         options.pop("compile_config") if args.device.startswith("cuda") else None  # its own, there
@@ -271,7 +276,7 @@ def save(args: Any, data: dict[str, Any]) -> None:
 
 def new_record(args: Any) -> dict[str, Any]:
     names = ("device", "hidden", "layers", "vocabulary", "dtype", "backend")
-    command = "python -m benchmarks.generation_gpu --out FILE.json"
+    command = f"python -m benchmarks.generation_gpu{' --acceptance' * args.acceptance} --out FILE.json"
     return header(FORMAT, torch.device(args.device)) | {
         "command": command,
         "settings": {name: getattr(args, name) for name in names},
@@ -294,9 +299,17 @@ def main(words: list[str] | None = None) -> None:
         if old.get("format") != FORMAT or settings != data["settings"]:
             p.error(f"--out {args.out} holds another record: give another file")
         data = old
-    data = measure(args, contexts, batches, data)
+    if args.acceptance:
+        from benchmarks import generation_acceptance
+
+        if data["results"]:
+            p.error(f"--out {args.out} holds a record, and --acceptance begins one: give another file")
+        generation_acceptance.measure(args, data, time.perf_counter() + 60 * args.minutes)
+    else:
+        data = measure(args, contexts, batches, data)
     made = document(data)
-    print(terminal(made) + "\n", args.out, *write_beside(made, args.out), sep="\n")
+    print(terminal(made) + "\n", args.out, sep="\n", flush=True)
+    print(*write_beside(made, args.out), sep="\n")
 
 
 if __name__ == "__main__":

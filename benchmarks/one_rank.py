@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
@@ -58,11 +58,21 @@ def speed(way: str, run: Run, seconds: float) -> float:
         return train(own, folder, progress=False, results=Path(folder) / "results.jsonl")["tokens_per_s"]
 
 
-def measure(run: Run, rounds: int, seconds: float) -> dict[str, Any]:
-    """All ways in turn, so that a slow spell hits all of them; shares are of the medians."""
+def measure(
+    run: Run, rounds: int, seconds: float, save: Callable[[dict[str, Any]], None] = lambda found: None
+) -> dict[str, Any]:
+    """All ways in turn, so that a slow spell hits all of them; shares are of the medians. `save` is called
+    after every round."""
     for way in WAYS:
         speed(way, run.replace(steps=10), 0.1)  # compiles kernels, prepares data, meets NCCL
-    found = [{way: speed(way, run, seconds) for way in WAYS} for _ in range(rounds)]
+    found: list[dict[str, float]] = []
+    for _ in range(rounds):
+        found.append({way: speed(way, run, seconds) for way in WAYS})
+        save(shares(run, found))
+    return shares(run, found)
+
+
+def shares(run: Run, found: list[dict[str, float]]) -> dict[str, Any]:
     middle = {way: median(each[way] for each in found) for way in WAYS}
     return {
         "settings": run.to_dict(),
@@ -79,6 +89,7 @@ def main() -> None:
     parser.add_argument("--variant", default=enwik8_plan.OURS, help="a name of benchmarks/enwik8_plan.py")
     parser.add_argument("--steps", type=int, default=150, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch_size", type=int, default=32, help="where the host sets the pace, give more")
     parser.add_argument("--seconds", type=float, default=3.0, help="that the bare model runs for")
     parser.add_argument("--compile", action="store_true", help="compile the layers, in all ways")
     parser.add_argument("--out", type=Path, help="a JSON file")
@@ -87,19 +98,22 @@ def main() -> None:
     run = variant(
         args.variant, steps=args.steps, eval_every=args.steps, save_every=args.steps, compile=args.compile,
         task_settings={"length": 1024, "held_out": 2**16},
-    )  # fmt: skip
-    found = measure(run, args.rounds, args.seconds)
-    for way, value in found["tokens_per_s"].items():
-        print(f"{way:6} {value:12,.0f} tokens/s   of", ", ".join(f"{r[way]:,.0f}" for r in found["rounds"]))
-    shares = {"alone of bare": found["share_of_bare"]}
-    shares |= {f"{way} of alone": share for way, share in found["share_of_alone"].items()}
-    print("; ".join(f"{name} {share:.1%}" for name, share in shares.items()))
-    if args.out is not None:
+    ).replace(batch_size=args.batch_size)  # fmt: skip
+
+    def save(found: dict[str, Any]) -> None:
         data = {
             "format": FORMAT, "hardware": machine.hardware(device), "versions": machine.versions(),
             "commit": machine.commit(), **found,
         }  # fmt: skip
-        replace_file(args.out, json.dumps(data, indent=1) + "\n")
+        if args.out is not None:
+            replace_file(args.out, json.dumps(data, indent=1) + "\n")
+
+    found = measure(run, args.rounds, args.seconds, save)
+    for way, value in found["tokens_per_s"].items():
+        print(f"{way:6} {value:12,.0f} tokens/s   of", ", ".join(f"{r[way]:,.0f}" for r in found["rounds"]))
+    said = {"alone of bare": found["share_of_bare"]}
+    said |= {f"{way} of alone": share for way, share in found["share_of_alone"].items()}
+    print("; ".join(f"{name} {share:.1%}" for name, share in said.items()))
 
 
 if __name__ == "__main__":

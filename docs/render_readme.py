@@ -56,7 +56,9 @@ def rows() -> Iterator[tuple[str, list[float], Any, str]]:
     )
     yield words, [steps["cosformer"], steps["softmax"]], seconds, "⁴"
     fast = newest("generation on a GPU benchmark")
-    found = pair(fast["results"], ("compiled", "llama"), "token_s", batch=1, context=16384)
+    ways = {r["contender"] for r in fast["results"] if "token_s" in r and r["context"] == 16384}
+    ours = "replayed" if "replayed" in ways else "compiled" if "compiled" in ways else "captured"
+    found = pair(fast["results"], (ours, "llama"), "token_s", batch=1, context=16384)
     yield f"{hardware_words(fast)}, generation: a token behind 16,384 tokens", found, seconds, "⁵"
     for length in (256, 4096, 16384):
         found = pair(

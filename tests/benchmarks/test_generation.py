@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from benchmarks import generation, generation_gpu, generation_steps
+from benchmarks import generation_acceptance as acceptance
 from benchmarks.generation_cases import CONTENDERS, Sizes, build, cache_bytes, disagreement, filled
+from cosformer.models import generation as steps_of
 from cosformer.models import step
 from cosformer.report.render import markdown
 from cosformer.report.sections import generation_gpu as promises
@@ -153,3 +155,41 @@ def test_promises_that_are_kept_and_broken():
     ]
     broken = promises.findings({"differing_tokens": {"plain": 3}, "results": bad})
     assert [met for *_, met in broken] == ["no"] * 6
+
+
+def test_only_what_was_promised(monkeypatch, tmp_path, capsys):
+    """Tiny, on the CPU: every case has its turn in every round; a way with wrong tokens is not timed."""
+    sizes = {1024: 16, 16_384: 24, 131_072: 40, 64: 2, 256: 3, 1: 1}
+    small = [[(way, sizes[b], sizes[n]) for way, b, n in group] for group in acceptance.GROUPS]
+    for name, value in {"GROUPS": small, "TOKENS": 12, "TOKENS_OF_MANY": 11, "ROUNDS": 2, "LONG": 40}.items():
+        monkeypatch.setattr(acceptance, name, value)
+    monkeypatch.setattr(generation_gpu, "write_beside", lambda made, path: [])
+    tiny = ["--acceptance", "--device=cpu", "--hidden=128", "--layers=1", "--vocabulary=64",
+            "--compile_s=0.1", "--dtype=float32", "--backend=eager", "--minutes=1"]  # fmt: skip
+    for wrong in ("none", "replayed"):
+        out = tmp_path / f"{wrong}.json"
+        monkeypatch.setattr(acceptance, "gate", lambda args, way, wrong=wrong: 3 * (way == wrong))
+        generation_gpu.main([*tiny, f"--out={out}"])
+        data = json.loads(out.read_text())
+        cases = [(r["contender"], r["batch"], r["context"]) for r in data["results"]]
+        replayed = [c for group in small for c in group if c[0] == "replayed"]
+        assert len(cases) == len(set(cases)) == data["planned"]
+        assert set(replayed) <= set(cases) if wrong == "none" else not set(replayed) & set(cases)
+        assert {("compiled", *c[1:]) for c in replayed} <= set(cases)
+        assert not any("skipped" in r for r in data["results"]), data["results"]
+        assert all(len(r["rounds_s"]) == 2 for r in data["results"] if r["contender"] != "prefill")
+        assert "Least and most of the rounds" in capsys.readouterr().out
+        assert not steps_of.CAPTURE_COMPILED
+    with pytest.raises(SystemExit, match=r"^2$"):
+        generation_gpu.main([*tiny, f"--out={out}"])
+
+
+def test_a_case_that_fails_says_so_and_loses_nothing(monkeypatch):
+    def fails(*case):
+        raise (torch.OutOfMemoryError if case[2][1] == 64 else RuntimeError)("too much")
+
+    monkeypatch.setattr(acceptance, "warm", fails)
+    row, running = acceptance.begun(None, None, ("llama", 64, 24), {})
+    assert (row["skipped"], running) == ("out of memory", None)
+    row, running = acceptance.begun(None, None, ("llama", 1, 24), {})
+    assert (row["skipped"], running) == ("failed: RuntimeError: too much", None)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compiled, enwik8_plan, learning, one_rank, recall, training
+from benchmarks import compiled, enwik8_plan, learning, one_rank, one_rank_nccl, recall, training
 from cosformer import tasks
 from cosformer.report.render import markdown
 from cosformer.report.sections.learning import learned as learned_
@@ -66,7 +66,9 @@ def test_one_process_of_a_launcher_is_measured_beside_none(monkeypatch):
         return base(self, parts)
 
     monkeypatch.setattr(Loop, "backward", looked)
-    found = one_rank.measure(tiny_recall(workers=0, steps=12), rounds=1, seconds=0.0)
+    saved = []
+    found = one_rank.measure(tiny_recall(workers=0, steps=12), rounds=1, seconds=0.0, save=saved.append)
+    assert saved == [found]
     assert dict.fromkeys(ways) == dict.fromkeys(
         [
             ("CosformerForCausalLM", True),
@@ -77,6 +79,15 @@ def test_one_process_of_a_launcher_is_measured_beside_none(monkeypatch):
     assert found["share_of_bare"] == found["tokens_per_s"]["alone"] / 100
     assert set(found["share_of_alone"]) == {"DDP", "FSDP2"}
     assert not torch.distributed.is_initialized()
+
+
+def test_one_process_asks_of_the_group_what_many_would(monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    one_rank_nccl.main()
+    assert "'operator': 0.0" in capsys.readouterr().out
+    monkeypatch.setattr(one_rank_nccl, "check", lambda device: {"all-gather": 0.1})
+    with pytest.raises(SystemExit, match="must be zero"):
+        one_rank_nccl.main()
 
 
 def test_the_sweep_counts_states_and_renders_records(tmp_path):

@@ -1,4 +1,4 @@
-"""Eager steps captured as a CUDA graph, without a compiler, and replayed for each token.
+"""Steps, eager or compiled, captured as a CUDA graph and replayed for each token.
 
 A replay has no guards as torch.compile has. So only models are captured whose modules are this library's own
 and PyTorch's, without hooks, and a graph is captured again when the address of a weight has changed.
@@ -31,14 +31,15 @@ def can_capture(model: nn.Module) -> bool:
 
 
 class CapturedStep:
-    """function(model, ids, *written, states), captured: ids are copied in, all other tensors keep their
-    addresses and are overwritten."""
+    """function(model, ids, positions, column, states), captured: ids are copied in, all other tensors keep
+    their addresses and are overwritten. Other tensors come with another list `states`."""
 
     def __init__(self, function: Callable[..., Tensor]):
         self.function = function
         self._graph: torch.cuda.CUDAGraph | None = None
         self._refused = False
         self._ids = self._logits = torch.empty(0)
+        self._states: Sequence[Any] = ()
         self._weights: list[Tensor] = []
         self._addresses: list[int] = []
 
@@ -53,26 +54,32 @@ class CapturedStep:
         self, model: nn.Module, ids: Tensor, positions: Tensor, column: Tensor, states: Sequence[Any]
     ) -> Tensor:
         if self._refused:
-            return self.function(model, ids, positions, column, states)
-        written = [positions, column, *(x for state in states for x in tensors_of(state))]
-        addresses = [x.data_ptr() for x in chain(self._weights, written)]
-        if self._graph is None or addresses != self._addresses or ids.shape != self._ids.shape:
-            self._capture(model, ids, positions, column, states, written)
-            self._addresses = addresses
+            return self.function(model, ids.contiguous(), positions, column, states)
+        # The GPU waits for this after every token. The tensors of `states` are overwritten and not replaced,
+        # so it is enough to compare the list; weights may be given other tensors at any time.
+        addresses = [x.data_ptr() for x in self._weights]
+        if (
+            self._graph is None
+            or states is not self._states
+            or addresses != self._addresses
+            or ids.shape != self._ids.shape
+        ):
+            self._capture(model, ids, positions, column, states)
+            self._addresses, self._states = addresses, states
         if self._graph is None:
-            return self.function(model, ids, positions, column, states)
+            return self.function(model, self._ids, positions, column, states)
         self._ids.copy_(ids)
         self._graph.replay()
         return self._logits
 
     def _capture(
-        self, model: nn.Module, ids: Tensor, positions: Tensor, column: Tensor, states: Sequence[Any],
-        written: list[Tensor],
-    ) -> None:  # fmt: skip
+        self, model: nn.Module, ids: Tensor, positions: Tensor, column: Tensor, states: Sequence[Any]
+    ) -> None:
         self._graph = None
-        self._ids = ids.clone()
+        written = [positions, column, *(x for state in states for x in tensors_of(state))]
+        self._ids = ids.clone(memory_format=torch.contiguous_format)
         before = [x.clone() for x in written]
-        # Once without a graph: kernels are compiled and libraries make their workspaces.
+        # Once without a graph, on the same stream: kernels are compiled and libraries make their workspaces.
         side = torch.cuda.Stream(ids.device)
         side.wait_stream(torch.cuda.current_stream(ids.device))
         with torch.cuda.stream(side):
@@ -82,7 +89,7 @@ class CapturedStep:
             x.copy_(kept)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.device(ids.device), torch.cuda.graph(graph):
+            with torch.cuda.device(ids.device), torch.cuda.graph(graph, stream=side):
                 self._logits = self.function(model, self._ids, positions, column, states)
         except RuntimeError as error:
             self._refused = True

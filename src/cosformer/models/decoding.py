@@ -21,7 +21,7 @@ from cosformer.attention import State
 from cosformer.attention.growing import GrowingState
 from cosformer.models.cache import CosformerCache
 from cosformer.models.cache_layer import overwrite
-from cosformer.models.captured import CapturedStep
+from cosformer.models.captured import CapturedStep, tensors_of
 from cosformer.models.step import through_layers
 from cosformer.nn import ConvolvedState
 
@@ -34,29 +34,41 @@ class Decoding:
 
     Args:
         model: whose steps they are.
-        settings: arguments of `torch.compile`; None: eager steps are captured (captured.py).
+        settings: arguments of `torch.compile`; None: eager steps.
+        captured: the graph is captured.py's, and not torch.compile's, which checks its guards before every
+            token.
     """
 
-    def __init__(self, model: "CosformerForCausalLM", settings: dict[str, Any] | None):
-        self.model, self.settings = model, settings
-        self.call: Any = CapturedStep(_token) if settings is None else torch.compile(_token, **settings)
+    def __init__(self, model: "CosformerForCausalLM", settings: dict[str, Any] | None, captured: bool):
+        self.model, self.settings, self.captured = model, settings, captured
+        self.call: Any = _token
+        if settings is not None:
+            without = {"mode": None} if captured else {}  # the mode that captures
+            self.call = torch.compile(_token, **settings | without)
+        if captured:
+            self.call = CapturedStep(self.call)
         self.states: list[State] = []
         self.positions: Tensor | None = None
         self.column = torch.empty(0)
         self.columns = 0  # of states that grow
+        self._grows = False  # whether one of the states does
         self._owner: weakref.ref[CosformerCache] | None = None
         self.thread = threading.current_thread()
 
+    @property
+    def device(self) -> torch.device:
+        return self.model.model.embed_tokens.weight.device
+
     def begin(self) -> None:
         """Called before each generation."""
-        if isinstance(self.call, CapturedStep):
+        if self.captured:
             self.call.look(self.model)
 
     def step(self, ids: Tensor, cache: CosformerCache) -> Tensor | None:
         """Logits [B, 1, vocabulary] of the next tokens ids [B, 1], without padding, given a cache that this
         model has filled. None where the call does not fit the graph."""
         base, device = self.model.model, ids.device
-        limit, like = base.limit, base.embed_tokens.weight
+        limit, made_with = base.limit, (base.embed_tokens.weight.dtype, device)
         if (
             ids.shape[1:] != (1,)
             or torch.is_grad_enabled()
@@ -64,15 +76,19 @@ class Decoding:
             or torch.compiler.is_compiling()
             or torch.is_autocast_enabled(device.type)
             or (limit is not None and cache.seen >= limit)
-            or any(entry.made_with != (like.dtype, device) for entry in cache.layers)
+            or any(entry.made_with != made_with for entry in cache.layers)
         ):
             return None
         rows = cache.layers[0].raw_state
-        if rows is None or rows.batch != ids.shape[0] or not self._has_free_column(cache):
+        if rows is None or rows.batch != ids.shape[0]:
             return None
-        positions = self._bind(cache)
+        bound = self._is_bound(cache)
+        grows = self._grows if bound else any(map(_growing, cache.layers))
+        if grows and cache.layers[0].columns >= cache.capacity:
+            return None  # static states that grow have a fixed number of columns
+        positions = self._bind(cache, bound)
         base.check_ids(ids)
-        if ids.stride() != (1, 1):  # a slice: a graph is compiled for strides too
+        if not self.captured and ids.stride() != (1, 1):  # a graph is compiled for strides too
             ids = ids.clone(memory_format=torch.contiguous_format)
         try:
             logits: Tensor = self.call(self.model, ids, positions, self.column, self.states)
@@ -101,14 +117,11 @@ class Decoding:
     def _is_bound(self, cache: CosformerCache) -> bool:
         return len(self.states) > 0 and all(map(operator.is_, _raw_states(cache), self.states))
 
-    def _has_free_column(self, cache: CosformerCache) -> bool:
-        """Whether one more column fits: states that grow have a fixed number of them here."""
-        return not any(map(_growing, cache.layers)) or cache.layers[0].columns < cache.capacity
-
-    def _bind(self, cache: CosformerCache) -> Tensor:
-        """Copies the states of the cache to the static tensors; returns the positions of its next tokens."""
+    def _bind(self, cache: CosformerCache, bound: bool) -> Tensor:
+        """Copies the states of the cache to the static tensors, unless they are there (`bound`); returns the
+        positions of its next tokens."""
         positions, enough = self.positions, self.columns >= cache.capacity
-        if positions is not None and enough and self._is_bound(cache):
+        if positions is not None and enough and bound:
             return positions
         previous = None if self._owner is None else self._owner()
         if previous is not None and not (previous is cache and enough):
@@ -120,15 +133,19 @@ class Decoding:
         if positions is None or not enough or not all(map(_fits, self.states, found)):
             # Tensors made in inference mode could not be written to outside of it.
             with torch.inference_mode(False):
-                self.positions = positions = _fixed(torch.empty_like(past.positions))
-                self.column = _fixed(torch.empty_like(past.positions[:1]))
+                self.positions = positions = torch.empty_like(past.positions)
+                self.column = torch.empty_like(past.positions[:1])
                 self.columns = cache.capacity
                 self.states = [_allocate(state, positions, self.columns) for state in found]
+                if not self.captured:  # a graph that torch.compile captures need not copy them
+                    for x in (positions, self.column, *(x for s in self.states for x in tensors_of(s))):
+                        torch._dynamo.mark_static_address(x)
         if found[0] is not self.states[0]:
             positions.copy_(past.positions)
             self.column.fill_(past.columns)
         for entry, state in zip(cache.layers, self.states, strict=True):
             entry.make_static(state, positions)
+        self._grows = any(map(_growing, cache.layers))
         return positions
 
 
@@ -147,12 +164,6 @@ def _token(
     return model.lm_head(x)
 
 
-def _fixed(x: Tensor) -> Tensor:
-    """Marks a tensor whose address will not change: a captured graph need not copy it."""
-    torch._dynamo.mark_static_address(x)
-    return x
-
-
 def _raw_states(cache: CosformerCache) -> list[Any]:
     return [entry.raw_state for entry in cache.layers]
 
@@ -166,7 +177,7 @@ def _allocate(state: Any, positions: Tensor, columns: int) -> Any:
     """Static tensors for states like this one, `columns` columns where it grows. `seen` is 0, because a graph
     would be compiled again for every other number."""
     if isinstance(state, ConvolvedState):
-        inputs = _fixed(torch.empty_like(state.inputs, memory_format=torch.contiguous_format))
+        inputs = torch.empty_like(state.inputs, memory_format=torch.contiguous_format)
         return ConvolvedState(_allocate(state.attention, positions, columns), inputs)
     grows = isinstance(state, GrowingState)
     if grows:
@@ -175,7 +186,7 @@ def _allocate(state: Any, positions: Tensor, columns: int) -> Any:
     for field in fields(state):
         value = getattr(state, field.name)
         if isinstance(value, Tensor) and field.name not in changes:
-            changes[field.name] = _fixed(value if grows else torch.empty_like(value))
+            changes[field.name] = value if grows else torch.empty_like(value)
     return replace(state, **changes)
 
 

@@ -28,6 +28,9 @@ _PLAIN_MODES = (
     GenerationMode.BEAM_SAMPLE,
 )  # fmt: skip
 FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
+CAPTURE_COMPILED = False  # compiled steps on CUDA: to be switched on once a GPU has run them
+_FORWARDED = frozenset({"past_key_values", "use_cache", "logits_to_keep"})  # to the model, at each token
+_OF_A_STEP = _FORWARDED | {"next_sequence_length", "is_first_iteration", "attention_mask", "position_ids"}
 MIN_STATIC_TOKENS = 256  # least number of columns of states that grow, in compiled steps
 
 
@@ -136,6 +139,17 @@ class StatefulGenerationMixin(GenerationMixin):
             and can_capture(self)
         )
 
+    def _captures_compiled(self, settings: dict[str, Any] | None) -> bool:
+        """Whether the graph of compiled steps is captured.py's and not torch.compile's."""
+        return (
+            CAPTURE_COMPILED
+            and settings is not None
+            and self.device.type == "cuda"
+            and (settings.get("backend"), settings.get("mode")) == ("inductor", "reduce-overhead")
+            and self.config.lacking("constant_state") is None
+            and can_capture(self)
+        )
+
     def _compile_steps(
         self, cache: CosformerCache, generation_config: Any, model_kwargs: dict[str, Any],
         captured: bool = False,
@@ -144,18 +158,21 @@ class StatefulGenerationMixin(GenerationMixin):
         compiles."""
         if not cache.is_compileable or not self._valid_auto_compile_criteria(model_kwargs, generation_config):
             return
-        mine = self._decoding is not None and self._decoding.thread is threading.current_thread()
-        if self._decoding is not None and not mine and self._decoding.thread.is_alive():
-            # A captured graph belongs to a thread, and its tensors to one text at a time.
-            cache.decoding = None
-            return
+        decoding = self._decoding
+        if decoding is not None and decoding.thread is not threading.current_thread():
+            if decoding.thread.is_alive():
+                # A captured graph belongs to a thread, and its tensors to one text at a time.
+                cache.decoding = None
+                return
+            decoding = None
         settings = None if captured else (generation_config.compile_config or CompileConfig()).to_dict()
         if settings is not None and generation_config.compile_config is None:
             settings["dynamic"] = False  # a graph for each batch size, with its sizes known
-        if self._decoding is None or not mine or self._decoding.settings != settings:
-            self._decoding = Decoding(cast("CosformerForCausalLM", self), settings)
-        self._decoding.begin()
-        cache.decoding = self._decoding
+        wanted = (settings, captured or self._captures_compiled(settings))
+        if decoding is None or (decoding.settings, decoding.captured) != wanted:
+            decoding = self._decoding = Decoding(cast("CosformerForCausalLM", self), *wanted)
+        decoding.begin()
+        cache.decoding = decoding
         if self.config.lacking("constant_state") is not None:
             # Powers of two: a graph is compiled for each.
             longest = max(MIN_STATIC_TOKENS, generation_config.max_length or 0)
@@ -193,6 +210,9 @@ class StatefulGenerationMixin(GenerationMixin):
 
         (transformers looks for `inputs_embeds` in this signature before it allows them.)
         """
+        step = self._graph_step(input_ids, inputs_embeds, kwargs)
+        if step is not None:
+            return step
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, inputs_embeds=inputs_embeds, **kwargs
         )
@@ -201,14 +221,15 @@ class StatefulGenerationMixin(GenerationMixin):
         new = prepared["inputs_embeds"] if new is None else new
         cache = prepared.get("past_key_values")
         length = new.shape[1] + (0 if cache is None else cache.seen)
-        generated = kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
-        if generated and cache is not None and cache.decoding is not None:
+        if _is_generated(kwargs) and cache is not None and cache.decoding is not None:
             prepared.pop(f"{prefix}attention_mask", None)  # generated tokens are no padding
         limit = self.config.max_position_embeddings
         if length <= limit or not self._bounded:
             return prepared
         if mask is not None:
-            length = int(mask.sum(1).max())  # padding has no position
+            columns = new.shape[1] + (0 if cache is None else cache.get_seq_length())
+            # Padding has no position; the mask may end with the prompt.
+            length = int(mask.sum(1).max()) + max(0, columns - mask.shape[1])
         if length > limit:
             assert self.config.horizon is not None
             raise HorizonError(
@@ -220,12 +241,48 @@ class StatefulGenerationMixin(GenerationMixin):
             )
         return prepared
 
+    def _graph_step(
+        self, input_ids: Tensor, inputs_embeds: Tensor | None, kwargs: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """What `prepare_inputs_for_generation` returns for a generated token whose step is compiled or
+        captured; None elsewhere. The GPU waits for this code after every token, so it is short."""
+        cache: Any = kwargs.get("past_key_values")
+        decoding = getattr(cache, "decoding", None)
+        if decoding is None or not _is_generated(kwargs) or not kwargs.keys() <= _OF_A_STEP:
+            return None
+        if inputs_embeds is not None or kwargs.get("position_ids") is not None:
+            return None
+        if input_ids.device != decoding.device:
+            return None
+        if cache.seen >= self.config.max_position_embeddings and self._bounded:
+            return None
+        step = {name: value for name, value in kwargs.items() if name in _FORWARDED}
+        step["input_ids"] = input_ids[:, -1:]
+        return step
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As in transformers, but the mask of the prompt does not grow while steps are compiled or captured:
+        they have no mask, and a copy of a long one would cost more than a token."""
+        decoding = getattr(model_kwargs.get("past_key_values"), "decoding", None)
+        mask = None if decoding is None else model_kwargs.pop("attention_mask", None)
+        model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
+        if mask is not None:
+            model_kwargs["attention_mask"] = mask
+        return model_kwargs
+
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' continuous batching, which is refused."""
         raise ValueError(
             "generate_batch pages keys and values, which these models do not have: pad the prompts on the "
             "left and call generate(), or use cosformer.models.batching.generate_many."
         )
+
+
+def _is_generated(kwargs: dict[str, Any]) -> bool:
+    """Whether `prepare_inputs_for_generation` was called for one token that was generated."""
+    return kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
 
 
 def _refuse_what_was_read(cache: CosformerCache, length: int | None) -> None:
