@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
+# Whether the host does no more than it must before a token on CUDA: to be switched on once a GPU has run it.
+SHORT_WAY = False
 _KNOWN = ("cosformer.", "torch.nn.modules.")
 _REPLACED = ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
 
@@ -57,7 +59,8 @@ class CapturedStep:
             return self.function(model, ids.contiguous(), positions, column, states)
         # The GPU waits for this after every token. The tensors of `states` are overwritten and not replaced,
         # so it is enough to compare the list; weights may be given other tensors at any time.
-        addresses = [x.data_ptr() for x in self._weights]
+        written = [] if SHORT_WAY else [x for state in states for x in tensors_of(state)]
+        addresses = [x.data_ptr() for x in chain(self._weights, written)]
         if (
             self._graph is None
             or states is not self._states
@@ -79,7 +82,7 @@ class CapturedStep:
         written = [positions, column, *(x for state in states for x in tensors_of(state))]
         self._ids = ids.clone(memory_format=torch.contiguous_format)
         before = [x.clone() for x in written]
-        # Once without a graph, on the same stream: kernels are compiled and libraries make their workspaces.
+        # Once without a graph: kernels are compiled and libraries make their workspaces.
         side = torch.cuda.Stream(ids.device)
         side.wait_stream(torch.cuda.current_stream(ids.device))
         with torch.cuda.stream(side):
@@ -89,7 +92,8 @@ class CapturedStep:
             x.copy_(kept)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.device(ids.device), torch.cuda.graph(graph, stream=side):
+            stream = side if SHORT_WAY else None
+            with torch.cuda.device(ids.device), torch.cuda.graph(graph, stream=stream):
                 self._logits = self.function(model, self._ids, positions, column, states)
         except RuntimeError as error:
             self._refused = True

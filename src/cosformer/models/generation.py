@@ -12,6 +12,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.configuration_utils import CompileConfig
 from transformers.utils import logging
 
+from cosformer.models import captured as captures
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.captured import can_capture
 from cosformer.models.config import CosformerConfig
@@ -248,6 +249,8 @@ class StatefulGenerationMixin(GenerationMixin):
         captured; None elsewhere. The GPU waits for this code after every token, so it is short."""
         cache: Any = kwargs.get("past_key_values")
         decoding = getattr(cache, "decoding", None)
+        if not captures.SHORT_WAY and input_ids.is_cuda:
+            return None
         if decoding is None or not _is_generated(kwargs) or not kwargs.keys() <= _OF_A_STEP:
             return None
         if inputs_embeds is not None or kwargs.get("position_ids") is not None:
@@ -266,6 +269,8 @@ class StatefulGenerationMixin(GenerationMixin):
         """As in transformers, but the mask of the prompt does not grow while steps are compiled or captured:
         they have no mask, and a copy of a long one would cost more than a token."""
         decoding = getattr(model_kwargs.get("past_key_values"), "decoding", None)
+        if not captures.SHORT_WAY and self.device.type == "cuda":
+            decoding = None
         mask = None if decoding is None else model_kwargs.pop("attention_mask", None)
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
         if mask is not None:
