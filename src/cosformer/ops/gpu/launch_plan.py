@@ -5,7 +5,7 @@ for a short sequence. All of it depends on shapes, strides and settings alone. F
 of allocations and of compiled kernels with their arguments, in which only addresses change.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any, NamedTuple, Protocol
@@ -60,6 +60,18 @@ class WideHeads(Protocol):
 
     def forward(self, den: Tensor, eps: float) -> None: ...
     def backward(self, inv_den: Tensor, delta: Tensor) -> None: ...
+
+
+class BandHeads(Protocol):
+    """A backend's own kernels for heads with narrow windows. `spoilt`, int32, gets 1 for each tile of 64 rows
+    that is not finite, and 0 for the others, in the order of the portable kernels' programs."""
+
+    group: int
+
+    def queries(
+        self, what: str, spoilt: Tensor, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float
+    ) -> None: ...
+    def keys(self, spoilt: Tensor, inv_den: Tensor, delta: Tensor) -> None: ...
 
 
 class LaunchPlan:
@@ -174,6 +186,13 @@ class LaunchPlan:
         """Kernels of its own for heads with this window, and for calls without a mask, documents or offsets;
         None: the portable ones."""
         return None
+
+    def narrow_parts(
+        self, tensors: dict[str, Tensor], table: Tensor, windows: list[int], causal: bool
+    ) -> Sequence[tuple[Tensor, BandHeads | None]]:
+        """Heads with narrow windows, sorted by these, by the kernels that compute them, of calls without a
+        mask, documents or offsets; None: the portable ones."""
+        return [(table, None)]
 
     def replay(self, inputs: tuple[Input, ...]) -> list[Any]:
         tensors, device = list(inputs), self.device
