@@ -63,15 +63,10 @@ class WideHeads(Protocol):
 
 
 class BandHeads(Protocol):
-    """A backend's own kernels for heads with narrow windows. `spoilt`, int32, gets 1 for each tile of 64 rows
-    that is not finite, and 0 for the others, in the order of the portable kernels' programs."""
+    """A backend's own kernels for heads with narrow windows."""
 
-    group: int
-
-    def queries(
-        self, what: str, spoilt: Tensor, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float
-    ) -> None: ...
-    def keys(self, spoilt: Tensor, inv_den: Tensor, delta: Tensor) -> None: ...
+    def queries(self, what: str, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float) -> None: ...
+    def keys(self, inv_den: Tensor, delta: Tensor) -> None: ...
 
 
 class LaunchPlan:

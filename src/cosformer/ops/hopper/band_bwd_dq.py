@@ -3,7 +3,7 @@ too. For each tile, and each tile of keys it meets:
 
     A = c (g v^T + delta)      dq = inv_den (A k') where q > 0
 
-88 to 104 KiB of shared memory, two CTAs per SM. What is not finite is marked, as in band_fwd.py.
+88 to 104 KiB of shared memory, two CTAs per SM.
 """
 
 from triton.experimental import gluon
@@ -16,11 +16,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cosformer.ops.hopper.band_tiles import band_weights, locate_strip, not_finite, rectified, weighed
+from cosformer.ops.hopper.band_tiles import (
+    any_marked,
+    band_weights,
+    locate_strip,
+    mended,
+    not_finite,
+    or_nan,
+    rectified,
+    weighed,
+)
 from cosformer.ops.hopper.bf16x2 import where_positive
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
+    alloc_smem,
     alloc_tiles,
     as_matrix,
     coalesced,
@@ -40,7 +50,7 @@ RUNTIME = ["heads", "length", "tiles", "strips", "strip", "eps", "row_b", "row_h
 def band_bwd_dq(
     q, k, v, o, g, dq, den_ptr, inv_den_ptr, delta_ptr, spoilt_ptr, table, heads, length, tiles, strips,
     strip, eps, row_b, row_h, GROUP: gl.constexpr, F: gl.constexpr, CAUSAL: gl.constexpr,
-    BEHIND: gl.constexpr, AHEAD: gl.constexpr, WARPS: gl.constexpr,
+    BEHIND: gl.constexpr, AHEAD: gl.constexpr, MEND: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
@@ -52,6 +62,10 @@ def band_bwd_dq(
     head, key_head, window, entry, batch, first, count = locate_strip(
         gl.program_id(0), table, heads, tiles, strips, strip, GROUP
     )
+    if MEND:
+        if not any_marked(spoilt_ptr, batch * tiles + first, count, heads, entry, WARPS):
+            return
+        scratch = alloc_smem(CHUNK, F)
     oldest = (first - BEHIND) * CHUNK
     k_tiles = alloc_tiles(SLOTS, CHUNK, F)
     v_tiles = alloc_tiles(SLOTS, CHUNK, F)
@@ -129,16 +143,29 @@ def band_bwd_dq(
         x_1 = gl.convert_layout(weighed(a_1 + of_row, w_1), dot_operand(OUT))
         k_0 = as_matrix(k_tiles.index(n % SLOTS + zero))
         k_1 = as_matrix(k_tiles.index((n + 1) % SLOTS + zero))
-        acc = warpgroup_mma(x_0, k_0, zero_out, use_acc=False, is_async=True)
-        acc = warpgroup_mma(x_1, k_1, acc, is_async=True)
         if OTHERS == 3:
             k_2 = as_matrix(k_tiles.index((n + 2) % SLOTS + zero))
             x_2 = gl.convert_layout(weighed(a_2 + of_row, w_2), dot_operand(OUT))
-            acc = warpgroup_mma(x_2, k_2, acc, is_async=True)
+        if MEND:
+            spare = scratch.index(zero)
+            acc = mended(x_0, k_0, w_0, zero_out, spare, COALESCED, OUT)
+            acc = mended(x_1, k_1, w_1, acc, spare, COALESCED, OUT)
+            if OTHERS == 3:
+                acc = mended(x_2, k_2, w_2, acc, spare, COALESCED, OUT)
+        else:
+            acc = warpgroup_mma(x_0, k_0, zero_out, use_acc=False, is_async=True)
+            acc = warpgroup_mma(x_1, k_1, acc, is_async=True)
+            if OTHERS == 3:
+                acc = warpgroup_mma(x_2, k_2, acc, is_async=True)
+        if OTHERS == 3:
             acc, x_0, x_1, x_2 = warpgroup_mma_wait(num_outstanding=0, deps=[acc, x_0, x_1, x_2])
         else:
             acc, x_0, x_1 = warpgroup_mma_wait(num_outstanding=0, deps=[acc, x_0, x_1])
-        bad = not_finite(acc)
+        if MEND:
+            acc = or_nan(acc)
+        else:
+            bad = not_finite(acc)
+            gl.store(spoilt_ptr + (batch * tiles + first + n) * heads + entry, bad)
         inv_den_y = gl.convert_layout(inv_den, row_slice(OUT))[:, None]
         y = gl.where(inv_den_y != 0.0, acc * inv_den_y, 0.0)
         mbarrier.wait(bar_q.index(0), n & 1)
@@ -162,7 +189,6 @@ def band_bwd_dq(
             tma_load(v, v_tiles.index(free), bars.index(free), batch, at, key_head)
         gl.store(inv_den_ptr + vectors + token + rows, inv_den, mask=token + rows < length)
         gl.store(delta_ptr + vectors + token + rows, delta, mask=token + rows < length)
-        gl.store(spoilt_ptr + (batch * tiles + first + n) * heads + entry, bad)
         ahead = token + CHUNK + rows
         den = gl.load(den_ptr + vectors + ahead, mask=ahead < length, other=1.0)
     tma.store_wait(0)

@@ -3,8 +3,7 @@
     P = c (q' k'^T)      n = P v,  d = P 1,  o = n / max(d, eps)
 
 There is no state. q passes through registers, k is rectified in place, v goes from TMA to the products. 74 to
-90 KiB of shared memory, two CTAs per SM or three. A tile that is not finite is marked, to be computed again
-by the portable kernel (gpu/windows/band.py): zero times what is not seen may be NaN.
+90 KiB of shared memory, two CTAs per SM or three.
 """
 
 from triton.experimental import gluon
@@ -17,11 +16,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cosformer.ops.hopper.band_tiles import band_weights, locate_strip, not_finite, rectified, weighed
+from cosformer.ops.hopper.band_tiles import (
+    any_marked,
+    band_weights,
+    locate_strip,
+    mended,
+    not_finite,
+    or_nan,
+    rectified,
+    weighed,
+)
 from cosformer.ops.hopper.partial_sums import PARTIALS, partials_layout, row_selector
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
+    alloc_smem,
     alloc_tiles,
     as_matrix,
     coalesced,
@@ -41,9 +50,9 @@ RUNTIME = ["heads", "length", "tiles", "strips", "strip", "eps", "row_b", "row_h
 def band_fwd(
     q, k, v, o, den_ptr, spoilt_ptr, table, heads, length, tiles, strips, strip, eps, row_b, row_h,
     GROUP: gl.constexpr, F: gl.constexpr, CAUSAL: gl.constexpr, BEHIND: gl.constexpr, AHEAD: gl.constexpr,
-    WARPS: gl.constexpr,
+    MEND: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
-    """spoilt [tiles of all rows, heads]: 1 where a tile is not finite, else 0."""
+    """spoilt [tiles of all rows, heads]: 1 where a tile is not finite, else 0; with MEND it is read."""
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
     ROW_PARTIALS: gl.constexpr = partials_layout(CHUNK, WARPS)
@@ -55,6 +64,10 @@ def band_fwd(
     head, key_head, window, entry, batch, first, count = locate_strip(
         gl.program_id(0), table, heads, tiles, strips, strip, GROUP
     )
+    if MEND:
+        if not any_marked(spoilt_ptr, batch * tiles + first, count, heads, entry, WARPS):
+            return
+        scratch = alloc_smem(CHUNK, F)
     oldest = (first - BEHIND) * CHUNK  # token
     k_tiles = alloc_tiles(SLOTS, CHUNK, F)
     v_tiles = alloc_tiles(SLOTS, CHUNK, F)
@@ -118,17 +131,26 @@ def band_fwd(
         a_1 = gl.convert_layout(x_1, dot_operand(OUT))
         b_0 = gl.convert_layout(x_0, dot_operand(ROW_PARTIALS))
         b_1 = gl.convert_layout(x_1, dot_operand(ROW_PARTIALS))
-        acc = warpgroup_mma(a_0, v_0, zero_out, use_acc=False, is_async=True)
         parts = warpgroup_mma(b_0, selector, zero_parts, use_acc=False, is_async=True)
-        acc = warpgroup_mma(a_1, v_1, acc, is_async=True)
         parts = warpgroup_mma(b_1, selector, parts, is_async=True)
         if OTHERS == 3:
             v_2 = as_matrix(v_tiles.index((n + 2) % SLOTS + zero))
             x_2 = weighed(p_2, w_2)
             a_2 = gl.convert_layout(x_2, dot_operand(OUT))
             b_2 = gl.convert_layout(x_2, dot_operand(ROW_PARTIALS))
-            acc = warpgroup_mma(a_2, v_2, acc, is_async=True)
             parts = warpgroup_mma(b_2, selector, parts, is_async=True)
+        if MEND:
+            spare = scratch.index(zero)
+            acc = mended(a_0, v_0, w_0, zero_out, spare, COALESCED, OUT)
+            acc = mended(a_1, v_1, w_1, acc, spare, COALESCED, OUT)
+            if OTHERS == 3:
+                acc = mended(a_2, v_2, w_2, acc, spare, COALESCED, OUT)
+        else:
+            acc = warpgroup_mma(a_0, v_0, zero_out, use_acc=False, is_async=True)
+            acc = warpgroup_mma(a_1, v_1, acc, is_async=True)
+            if OTHERS == 3:
+                acc = warpgroup_mma(a_2, v_2, acc, is_async=True)
+        if OTHERS == 3:
             acc, parts, a_0, b_0, a_1, b_1, a_2, b_2 = warpgroup_mma_wait(
                 num_outstanding=0, deps=[acc, parts, a_0, b_0, a_1, b_1, a_2, b_2]
             )
@@ -137,7 +159,11 @@ def band_fwd(
                 num_outstanding=0, deps=[acc, parts, a_0, b_0, a_1, b_1]
             )
         den = gl.convert_layout(gl.sum(parts, axis=1), row_slice(OUT))
-        bad = not_finite(acc)
+        if MEND:
+            acc = or_nan(acc)
+        else:
+            bad = not_finite(acc)
+            gl.store(spoilt_ptr + (batch * tiles + first + n) * heads + entry, bad)
         result = (acc * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16)
         tma.store_wait(0)
         sync()
@@ -154,5 +180,4 @@ def band_fwd(
             tma_load(k, k_tiles.index(free), bars.index(free), batch, at, key_head)
             tma_load(v, v_tiles.index(free), bars.index(free), batch, at, key_head)
         gl.store(den_ptr + token + o_rows, den, mask=token + o_rows < length)
-        gl.store(spoilt_ptr + (batch * tiles + first + n) * heads + entry, bad)
     tma.store_wait(0)

@@ -43,22 +43,20 @@ class BandHeads:
         self.behind, self.ahead = behind, 0 if causal else behind
         self.sms = sm_count(q.device)
 
-    def queries(
-        self, what: str, spoilt: Tensor, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float
-    ) -> None:
+    def queries(self, what: str, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float) -> None:
         """ "o" and the denominators, or "dq" with inv_den and delta."""
         reach = (self.behind, self.ahead)
         if what == "o":
-            self._launch(band_fwd, self.group, ("q", "k", "v", "out"), (den, spoilt), (eps,), den, reach)
+            self._launch(band_fwd, self.group, ("q", "k", "v", "out"), (den,), (eps,), den, reach)
         else:
             names = ("q", "k", "v", "out", "g", "dq")
-            self._launch(band_bwd_dq, self.group, names, (den, inv_den, delta, spoilt), (eps,), den, reach)
+            self._launch(band_bwd_dq, self.group, names, (den, inv_den, delta), (eps,), den, reach)
 
-    def keys(self, spoilt: Tensor, inv_den: Tensor, delta: Tensor) -> None:
+    def keys(self, inv_den: Tensor, delta: Tensor) -> None:
         """dk and dv; one query head for each key head."""
         reach = (self.ahead, self.behind)
         names = ("q", "k", "v", "g", "dk", "dv")
-        self._launch(band_bwd_dkv, None, names, (inv_den, delta, spoilt), (), inv_den, reach)
+        self._launch(band_bwd_dkv, None, names, (inv_den, delta), (), inv_den, reach)
 
     def _launch(
         self, kernel: Any, group: int | None, names: tuple[str, ...], pointers: tuple[Tensor, ...],
@@ -67,15 +65,15 @@ class BandHeads:
         heads, tiles = self.key_heads * (group or 1), -(-self.length // CHUNK)
         strip = strip_size(tiles, heads * self.batch, self.sms)
         strips = -(-tiles // strip)
+        spoilt = self.plan.empty((heads * self.batch * tiles,), torch.int32)
         descriptors = [tma_descriptor(self.tensors[n], CHUNK, WIDTH) for n in names]
-        self.plan.launch_tma(
-            kernel, heads * self.batch * strips,
-            (
-                *descriptors, *pointers, self.table, heads, self.length, tiles, strips, strip, *rest,
-                *vector.stride()[:2],
-            ),
-            (*(() if group is None else (group,)), WIDTH, self.causal, *reach, WARPS),
+        arguments = (
+            *descriptors, *pointers, spoilt, self.table, heads, self.length, tiles, strips, strip, *rest,
+            *vector.stride()[:2],
         )  # fmt: skip
+        constants = (*(() if group is None else (group,)), WIDTH, self.causal, *reach)
+        for mend in (False, True):
+            self.plan.launch_tma(kernel, heads * self.batch * strips, arguments, (*constants, mend, WARPS))
 
 
 def narrow_parts(

@@ -11,12 +11,22 @@ Each is read once, and rectified once, in place.
 The weight of a pair depends on its distance alone: cos((pi/2) d / W) for each place is computed before the
 loop, and held as pairs of bfloat16, 16 registers a tile. Pairs that are not seen have the weight zero, and
 no others: scores are masked by it with AND, NaN or not.
+
+**What is not finite.** The rows that these are multiplied with may hold NaN that no row sees, and zero times
+NaN is NaN. A tile of results that is not finite is marked, and its strip computed once more by a launch of
+its own (MEND), which finds nothing to do otherwise: with zeros in the place of what is not finite, which move
+no bit of the rows that do not see it, and NaN for those that do.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
-from cosformer.ops.hopper.tiles import CHUNK, column_slice, row_slice
+from cosformer.ops.hopper.tiles import CHUNK, column_slice, dot_operand, row_slice, sync
 
 HALF_PI = gl.constexpr(1.5707963267948966)
 
@@ -88,3 +98,39 @@ def rectified(x):
 def not_finite(x):
     """Whether a tile holds anything that is not finite, as 0 or 1."""
     return gl.where(gl.sum(gl.sum(x * 0.0, axis=1), axis=0) != 0.0, 1, 0)
+
+
+@gluon.jit
+def any_marked(spoilt_ptr, tile, count, heads, entry, WARPS: gl.constexpr):
+    """Whether one of `count` tiles, at most 32 WARPS, is marked."""
+    i = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+    return gl.max(gl.load(spoilt_ptr + (tile + i) * heads + entry, mask=i < count, other=0), axis=0) != 0
+
+
+@gluon.jit
+def mended(a, tile, weight, acc, scratch, COALESCED: gl.constexpr, OUT: gl.constexpr):
+    """acc + a times the tile, with zeros for what is not finite in it; infinite in the rows that see that, by
+    a product that no float32 can hold. The tile stays as it is: the next ones meet it too."""
+    x = tile.load(COALESCED).to(gl.float32)
+    finite = gl.abs(x) <= 3.4028234663852886e38
+    scratch.store(gl.where(finite, 0.0, 16.0).to(gl.bfloat16))
+    seen = gl.where(weight.to(gl.float32) > 0.0, 1e38, 0.0).to(gl.bfloat16)
+    seen = gl.convert_layout(seen, dot_operand(OUT))
+    fence_async_shared()
+    sync()
+    acc = warpgroup_mma(seen, scratch, acc, is_async=True)
+    acc, seen = warpgroup_mma_wait(num_outstanding=0, deps=[acc, seen])
+    sync()
+    scratch.store(gl.where(finite, x, 0.0).to(gl.bfloat16))
+    fence_async_shared()
+    sync()
+    acc = warpgroup_mma(a, scratch, acc, is_async=True)
+    acc, a = warpgroup_mma_wait(num_outstanding=0, deps=[acc, a])
+    sync()
+    return acc
+
+
+@gluon.jit
+def or_nan(acc):
+    """acc, NaN where it is not finite."""
+    return gl.where(gl.abs(acc) <= 3.4028234663852886e38, acc, float("nan"))

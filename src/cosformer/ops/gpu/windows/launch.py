@@ -4,9 +4,9 @@ Narrow windows are bands (band.py), wide ones go through states of chunks (wide.
 of a kind are one launch, whatever their windows: these are data. Heads without a window are not touched.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -187,17 +187,16 @@ class _Windowed:
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
         options = configs.band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         for part, own in self._narrow_parts(table):
+            if own is not None:
+                own.queries(what, self.den, self.inv_den, self.delta, self.eps)
+                continue
             heads = part.shape[0]
             self._band(
-                None if own is None else partial(self._own_queries, own, what),
                 band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
                 a, b, x, y, gate, out, self.den, self.inv_den, self.delta, self.mask, self.bounds, part,
                 heads, self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out),
                 *self._vectors(), OUTPUT=what, **options, **self.common,
             )  # fmt: skip
-
-    def _own_queries(self, own: BandHeads, what: str, spoilt: Tensor) -> None:
-        own.queries(what, spoilt, self.den, self.inv_den, self.delta, self.eps)
 
     def keys(self, table: Tensor | None) -> None:
         """ "dk" and "dv" of narrow heads."""
@@ -206,16 +205,15 @@ class _Windowed:
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
         options = configs.band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         for part, own in self._narrow_parts(table) if self.group == 1 else [(table, None)]:
+            if own is not None:
+                own.keys(self.inv_den, self.delta)
+                continue
             heads = part.shape[0]
             self._band(
-                None if own is None else partial(self._own_keys, own),
                 band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
                 *tensors, self.inv_den, self.delta, self.mask, self.bounds, part, heads, self.tk, self.tq,
                 -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
             )  # fmt: skip
-
-    def _own_keys(self, own: BandHeads, spoilt: Tensor) -> None:
-        own.keys(spoilt, self.inv_den, self.delta)
 
     def _narrow_parts(self, table: Tensor) -> Sequence[tuple[Tensor, BandHeads | None]]:
         """Narrow heads, by the kernels that the plan has for them."""
@@ -224,16 +222,11 @@ class _Windowed:
         windows = sorted(w for w in self.windows if 0 < w <= WIDEST_BAND)
         return self.plan.narrow_parts(self.tensors, table, windows, self.common["CAUSAL"])
 
-    def _band(
-        self, own: Callable[[Tensor], None] | None, kernel: Any, tiles: int, *arguments: Any, **options: Any
-    ) -> None:
-        """All tiles, by the plan's `own` kernel if it has one, and in a second launch those again that were
-        not finite: together they would need more registers, and the rare case would slow down every other."""
+    def _band(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
+        """All tiles, and in a second launch those again that were not finite: together they would need more
+        registers, and the rare case would slow down every other."""
         spoilt = self.plan.empty((tiles,), torch.int32)
-        if own is not None:
-            own(spoilt)
-        else:
-            self.plan.launch(kernel, tiles, spoilt, tiles, *arguments, MEND=0, **options)
+        self.plan.launch(kernel, tiles, spoilt, tiles, *arguments, MEND=0, **options)
         self.plan.launch(kernel, -(-tiles // MENDED), spoilt, tiles, *arguments, MEND=MENDED, **options)
 
     def weigh(self, table: Tensor | None) -> None:
