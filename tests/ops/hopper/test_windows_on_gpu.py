@@ -5,8 +5,17 @@ import torch
 
 from cosformer import cosformer_attention
 from cosformer.ops.gpu import launch_cache
-from tests.ops.cases import make
-from tests.ops.hopper.on_gpu import assert_right, both_ways, inputs, on_a_gpu, results
+from tests.ops.cases import is_as_good_as, make
+from tests.ops.hopper.on_gpu import (
+    FLOOR,
+    assert_right,
+    assert_rounding,
+    both_ways,
+    in_double,
+    inputs,
+    on_a_gpu,
+    results,
+)
 
 pytestmark = on_a_gpu
 
@@ -44,7 +53,6 @@ def test_widths_and_odd_lengths(length, window, causal, calls):
         ((320, 1024, 320, 512), {"heads": 4}),
         ((320, None, 1024, 3), {"heads": 4, "horizon": 4000}),
         ((512, 512), {"heads": 6, "kv_heads": 2}),
-        ((512, 512), {"tq": 1}),
         ((512, 512), {"tq": 65}),
     ],
     ids=str,
@@ -56,6 +64,27 @@ def test_what_is_not_served_yet(windows, options, causal, calls, monkeypatch):
     monkeypatch.setattr(window_run, "TRIED_ONLY", False)
     assert_right(make(**({"tq": 1000, "dim": 64} | options), causal=causal, windows=windows))
     assert any(calls)
+
+
+@both_ways
+def test_one_token(causal, calls, monkeypatch):
+    """o is v whatever q and k are: g.v and g.o cancel in their gradients, and leave only rounding."""
+    from cosformer.ops.hopper import window_run
+
+    monkeypatch.setattr(window_run, "TRIED_ONLY", False)
+    x = inputs(2, 1, 2, 64)
+    grad = torch.randn_like(x[2])
+    options = {"causal": causal, "windows": (512, 512)}
+    exact = results(in_double(x), "reference", grad, **options)
+    plain = results(x, "reference", grad, **options)
+    found = results(x, "hopper", grad, **options)
+    for i in (0, 3):
+        assert is_as_good_as(found[i], plain[i], exact[i], FLOOR)
+    q, k, v, g = (y.detach().double() for y in (*x, grad))
+    each = (g * v).abs().sum(-1, keepdim=True) / (q.relu() * k.relu()).sum(-1, keepdim=True)
+    assert_rounding(found[1].double(), each * k.relu())
+    assert_rounding(found[2].double(), each * q.relu())
+    assert computed(calls)
 
 
 @both_ways
@@ -82,7 +111,7 @@ def test_cuda_graph(causal, calls):
     with torch.cuda.graph(graph):
         captured = results(x, "hopper", grad, **options)
     for y in captured:
-        y.detach().fill_(torch.nan)
+        y.fill_(torch.nan)
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(eager, captured, strict=True))
     assert computed(calls)
