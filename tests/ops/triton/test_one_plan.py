@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
 from cosformer.ops.args import AttentionArgs
-from cosformer.ops.gpu.windows import launch, one_plan
+from cosformer.ops.gpu.windows import one_plan
 from cosformer.ops.triton.stepping import step
 from cosformer.ops.windows import check_windows
 from tests.ops.cases import distance, make
@@ -55,19 +55,3 @@ def test_a_step_in_place(windows):
     assert distance(step(args), expected) <= 1e-5
     for name in ("numerator", "denominator", "keys", "values"):
         assert distance(x[name], getattr(after, name)) <= 1e-5, name
-
-
-@pytest.mark.parametrize("windows", [(2, 0, 0, 64), (3, 320, 2, 2)], ids=str)
-def test_addresses_of_a_replay(windows):
-    """Of other tensors in the same layout they are those of the inputs that would be made of these."""
-    table = launch.window_table(windows, torch.device("cpu"))
-
-    def inputs(q, k, v):
-        return *one_plan._with_parts(table, q, k, v), None, table.narrow, table.wide
-
-    def qkv():  # as a model makes them: views of one tensor
-        return torch.empty(2, 30, 3, 4, 16).unbind(2)
-
-    x, y = qkv(), qkv()
-    found = one_plan.addresses_like(inputs(*x), *x)(*y)
-    assert found == [0 if z is None else z.data_ptr() for z in inputs(*y)]

@@ -102,23 +102,17 @@ def make_replay(
 def replay_of(
     function: Callable[..., Any], inputs: Callable[[Tensor, Tensor, Tensor], tuple[Input, ...]],
     settings: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor,
-    addresses: Callable[[Tensor, Tensor, Tensor], list[int]] | None = None,
 ) -> Replay | None:  # fmt: skip
     """The recorded plan of function(plan, *inputs(q, k, v), *settings), whose first result is o, for other
-    q, k and v in the same layout; None if there is none. `addresses`: where the inputs begin, if that is
-    found sooner than they are made."""
+    q, k and v in the same layout; None if there is none."""
     plan = PLAN_CACHE.get(call_key(function, inputs(q, k, v), settings))
     if plan is None:
         return None
-    device, first_only = q.device, plan.first_result_only()
+    device, replay_plan = q.device, plan.first_result_only().replay
 
     def replay(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         ensure_cuda_context(device)
-        if addresses is None:
-            out: Tensor = first_only.replay(inputs(q, k, v))[0]
-        else:
-            found = addresses(q, k, v)
-            out = first_only.replay_at(found, [None] * len(found))[0]
+        out: Tensor = replay_plan(inputs(q, k, v))[0]
         return out
 
     return replay

@@ -190,12 +190,8 @@ class LaunchPlan:
         return [(table, None)]
 
     def replay(self, inputs: tuple[Input, ...]) -> list[Any]:
-        return self.replay_at([0 if x is None else x.data_ptr() for x in inputs], list(inputs))
-
-    def replay_at(self, addresses: list[int], tensors: list[Input]) -> list[Any]:
-        """As `replay`, of inputs at these addresses; `tensors` may be None where no result is an input. Both
-        lists are used up."""
-        device = self.device
+        tensors, device = list(inputs), self.device
+        addresses = [0 if x is None else x.data_ptr() for x in inputs]
         if self.workspace_bytes:
             workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
             base = workspace.data_ptr()

@@ -4,7 +4,6 @@ Of calls without documents and states, whose heads without a window are neighbou
 inference. What is left over takes a plan for each kind of heads (ops/windowed.py).
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
@@ -69,30 +68,7 @@ def replay(args: AttentionArgs, plain: PlainKernels, table: launch.WindowTable) 
     def inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
         return *_with_parts(table, q, k, v), None, table.narrow, table.wide
 
-    tensors = args.q, args.k, args.v
-    return replay_of(
-        _forward, inputs, _settings(args, plain), *tensors, addresses_like(inputs(*tensors), *tensors)
-    )
-
-
-def addresses_like(
-    inputs: tuple[Tensor | None, ...], q: Tensor, k: Tensor, v: Tensor
-) -> Callable[[Tensor, Tensor, Tensor], list[int]]:
-    """A function of other q, k and v in the same layout: where the inputs begin that are made of them as
-    these are of q, k and v. Views take Python longer than the addition of their offsets."""
-    *_, part_q, part_k, part_v, mask, narrow, wide = inputs
-    offsets = [
-        None if part is None else part.data_ptr() - x.data_ptr()
-        for part, x in ((part_q, q), (part_k, k), (part_v, v))
-    ]
-    rest = [0 if x is None else x.data_ptr() for x in (mask, narrow, wide)]
-
-    def addresses(q: Tensor, k: Tensor, v: Tensor) -> list[int]:
-        whole = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-        parts = [0 if o is None else at + o for at, o in zip(whole, offsets, strict=True)]
-        return [*whole, *parts, *rest]
-
-    return addresses
+    return replay_of(_forward, inputs, _settings(args, plain), args.q, args.k, args.v)
 
 
 def backward(
