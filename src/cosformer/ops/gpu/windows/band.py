@@ -5,8 +5,7 @@ reaches: a square of scores, the weights written into it, times the others' rows
 read of a row comes from memory, the others from the cache.
 
     "o":   P = c (q' k'^T)                  n = P v,  d = P 1,  o = n / max(d, eps)
-    "dq":  P = c (g v^T + delta)            dq = inv_den (P k') where q > 0; in float32 once more where it
-                                            cancels, with what delta lacks (`lacking`)
+    "dq":  P = c (g v^T + delta)            dq = inv_den (P k') where q > 0
     keys:  P = c inv_den (k' q'^T)          dv = P g             summed over the heads of a group
            P = c inv_den (v g^T + delta)    dk = P q' where k > 0
 
@@ -71,14 +70,14 @@ def is_marked(SPOILT, tile, tiles):
 
 @triton.jit
 def meet(
-    acc, a, B, X, MASK, delta, change, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr,
+    acc, a, B, X, MASK, delta, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr,
     x_t: tl.constexpr,
     F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, HAS_MASK: tl.constexpr, MODE: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries and the keys [begin, end): the sums, and their denominators for "o". MODE: "sum", or
-    "spoil" and then "clear" if that was not finite; "correct" with a change of delta (`lacking`)."""
+    "spoil" and then "clear" if that was not finite."""
     others = tl.arange(0, BS)
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)
@@ -103,29 +102,16 @@ def meet(
             p = dot_over_features(a, tl.trans(b), PRECISION)
             if OUTPUT == "dq":
                 p += delta[:, None]
-            if MODE == "correct" or MODE == "correct and clear":
-                p += change[:, None]  # after the sum above has cancelled: delta has no digits for it
             cj, sj = turn(j - origin, window, DOT)
             p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
             if OUTPUT == "o":
                 total += tl.sum(p, 1)
-            if MODE == "clear" or MODE == "correct and clear":
+            if MODE == "clear":
                 x = cleared(x)
             acc = dot_add(rounded(p, DOT, PRECISION), x, acc, PRECISION)
     if MODE == "clear":
         acc = tl.where(finite(acc), acc, float("nan"))
     return acc, total
-
-
-@triton.jit
-def lacking(q, dq, inv_den, den, eps):
-    """What delta lacks of the g . v that it is added to, by q' . dq' = 0 (ops/chunked/residual.py); zero
-    where that is rounding alone, or not finite. Only for products in float32, whose rounding it takes out."""
-    products = tl.maximum(q.to(tl.float32), 0.0) * dq
-    rho = tl.sum(products, 1)
-    size = tl.sqrt(tl.sum(products * products, 1))
-    large = (tl.abs(rho) > 64 * 2**-23 * size) & (tl.abs(rho) < float("inf")) & (den >= eps)
-    return tl.where(large, -rho * inv_den, 0.0)
 
 
 @triton.jit
@@ -177,6 +163,7 @@ def tile_of_queries(
         o = load_rows(OUT + batch * o_b + head * o_h + first64 * o_t, o_t, rows, inside, features, F, F != BF)
         inv_den, delta = inv_den_and_delta(a, o, tl.load(DEN + vector, mask=inside, other=1.0), eps)
         tl.store(INV_DEN + vector, inv_den, mask=inside)
+        tl.store(DELTA + vector, delta, mask=inside)
         a = to_dot_dtype(a, DOT, PRECISION)
     c, s = turn(rows, window, DOT)
     B += batch * b_b + key_head * b_h
@@ -186,37 +173,28 @@ def tile_of_queries(
     acc = tl.zeros((BT, BN), tl.float32)
     if MEND:
         acc, _ = meet(
-            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
-            N, OUTPUT, HAS_MASK, "spoil", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
+            OUTPUT, HAS_MASK, "spoil", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
         acc, total = meet(
-            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
-            N, OUTPUT, HAS_MASK, "clear", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
+            OUTPUT,
+            HAS_MASK, "clear", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     else:
         acc, total = meet(
-            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
-            N, OUTPUT, HAS_MASK, "sum", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
+            OUTPUT,
+            HAS_MASK, "sum", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     bad = spoilt(acc)
     if OUTPUT == "o":
         tl.store(DEN + vector, total, mask=inside)
         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
     else:
+        acc = tl.where((inv_den != 0.0)[:, None], acc * inv_den[:, None], 0.0)
         GATE += batch * gate_b + head * gate_h + first64 * gate_t
         gate = load_rows(GATE, gate_t, rows, inside, columns, N, N != BN)
-        if (PRECISION == "ieee") and (BN <= 64):  # wider rows would spill registers
-            change = lacking(gate, acc, inv_den, tl.load(DEN + vector, mask=inside, other=1.0), eps)
-            if tl.max(tl.abs(change), 0) > 0.0:
-                corrected, _ = meet(
-                    tl.zeros((BT, BN), tl.float32), a, B, X, MASK, delta, change, c, s, low, high, begin, end,
-                    first + shift, window, b_t, x_t, F, N, OUTPUT, HAS_MASK,
-                    "correct and clear" if MEND else "correct", BT, BS, BF, BN, DOT, PRECISION,
-                )  # fmt: skip
-                acc = tl.where((change != 0.0)[:, None], corrected, acc)
-            delta += change
-        tl.store(DELTA + vector, delta, mask=inside)
-        acc = tl.where((inv_den != 0.0)[:, None], acc * inv_den[:, None], 0.0)
         acc = gated(acc, gate)
     store_rows(Y + batch * y_b + head * y_h + first64 * y_t, y_t, rows, inside, columns, acc, N, N != BN)
     return bad
