@@ -33,12 +33,14 @@ class Places:
         return list(dict.fromkeys(e["row"] for e in own if e["plan"] == plan))
 
     def tries(self, plan: str, column: str, row: str) -> list[list[Record]]:
-        """Runs of a place, those that differ in the seed alone together; the best on validation first."""
+        """Runs of a place, those that differ in the seed alone (or in being compiled or captured) together;
+        the best on validation first."""
         alike: dict[str, list[Record]] = {}
         for r in self.records:
             e = r["experiment"]
             if (e["plan"], e["column"], e["row"]) == (plan, column, row):
-                alike.setdefault(json.dumps(flat(r["settings"]), sort_keys=True), []).append(r)
+                own = {n: x for n, x in flat(r["settings"]).items() if n not in ("compile", "cuda_graph")}
+                alike.setdefault(json.dumps(own, sort_keys=True), []).append(r)
         return sorted(alike.values(), key=lambda runs: mean(map(cost, runs)))
 
     def best(self, plan: str, column: str, row: str) -> list[Record]:
