@@ -29,17 +29,18 @@ ARENA: dict[str, tuple[int, int, tuple[float, ...], float, float]] = {
 _SLOWER = {"softmax": 1.5, "relu": 1.6, "linear": 1.6}
 
 
-def _parts(recipe: str, row: str, heads: int) -> tuple[str | list[str], dict[str, Any]]:
+def _parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
     """The attention of a row, and what of the model is its own: nothing as published; with windows and for
     ours what the library recommends, with the positions of the others."""
     sizes = recipes.build(recipe, scale="small", attention="softmax").model
     inner = sizes.get("intermediate_size", 4 * sizes["hidden_size"])
-    if row in (WINDOWS, OURS):
-        own = {**recipes.recommended(sizes["hidden_size"], heads, inner), "position": sizes["position"]}
-        if row == WINDOWS:
-            return "cosformer", own
-        attention, parameters = defaults.mixture(sizes["num_hidden_layers"], heads)
-        return attention, {**own, "attention_parameters": parameters}
+    if row == WINDOWS:
+        return "cosformer", {
+            **recipes.recommended(sizes["hidden_size"], heads, inner),
+            "position": sizes["position"],
+        }
+    if row == OURS:
+        return recipes.RECOMMENDED, {"position": sizes["position"]}
     if row != "cosformer":
         return row, {}
     # A recipe of a language model has for cosformer what is recommended.

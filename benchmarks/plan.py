@@ -103,6 +103,8 @@ def missing(attention: str | list[str], model: Mapping[str, Any]) -> list[str]:
     if len(names) == 1:
         names = names * len(of_layers)
     for name, parameters in zip(names, of_layers, strict=True):
+        if name == recipes.RECOMMENDED:
+            continue
         if name not in mechanisms.names():
             found.append(f"attention {name}")
             continue

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from cosformer import attention, tasks
+from cosformer.models import CosformerConfig
 from cosformer.training import Run, model, recipes, train
 from cosformer.training.recipes import SCALES, Table
 
@@ -144,3 +145,20 @@ def test_the_recommended_model_follows_the_sizes_that_are_asked_for():
     assert grouped["output_gate"] is None
     for options in ({"attention": "softmax"}, {"scale": "paper"}):
         assert "attention_parameters" not in recipes.build("enwik8", **options).model
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scale"), [("enwik8", "small"), ("image", "small"), ("wikitext103", "paper")]
+)
+def test_the_recommended_attention_is_the_default_of_the_configuration(recipe, scale):
+    plain = recipes.build(recipe, scale=scale, attention="softmax")
+    run = recipes.build(recipe, scale=scale, attention="recommended")
+    sizes = {n: plain.model[n] for n in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    default = CosformerConfig(**sizes)
+    assert run.attention == default.attention
+    for name in ("attention_parameters", "output_gate", "output_norm", "qk_norm"):
+        assert run.model[name] == getattr(default, name)
+    assert run.model["position"] == (
+        "none" if (recipe, scale) == ("enwik8", "small") else plain.model["position"]
+    )
+    assert run.mechanism == "cosformer + softmax"

@@ -96,7 +96,7 @@ def test_the_ablation_shows_every_variant_beside_softmax():
     assert rows["one softmax layer"][1:4] == ["not run", "-", "not run"]
     plots = [b for b in section.blocks if isinstance(b, Plot)]
     assert [[line.name for line in p.lines] for p in plots] == [["softmax, rotary", "windows"]] * 2
-    assert plots[0].lines[0].points[-1] == (3000.0, pytest.approx(1.4427, abs=1e-4))
+    assert plots[0].lines[0].points[-1] == (0.003, pytest.approx(1.4427, abs=1e-4))
 
 
 def test_planned_runs_have_tables_of_their_own(tmp_path):

@@ -17,6 +17,7 @@ side. Stopped with Ctrl-C it keeps what is finished, and the same command contin
 EXAMPLES = """examples:
   cosformer compare mqar --scale tiny --attentions cosformer,softmax
   cosformer compare mqar --attentions cosformer,relu,linear,softmax steps=2000 --folder runs/recall
+  cosformer compare enwik8 --attentions recommended,softmax
 """
 
 

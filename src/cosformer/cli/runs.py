@@ -71,12 +71,13 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
         from cosformer.attention import names
         from cosformer.tasks import build as build_task
         from cosformer.training import model
+        from cosformer.training.recipes import RECOMMENDED
     for name, instead in (("scale", "--scale"), ("attention", option)):
         if name in settings:
             raise UsageError(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
     try:
         run = _of_recipe(recipe, scale=scale, attention=attention, **settings)
-        if attention not in names():  # a recipe may bring its own
+        if attention not in (*names(), RECOMMENDED):  # a recipe may bring its own
             hint = did_you_mean(attention, names()) or f" There are {', '.join(names())}."
             raise UsageError(f"{option}: {attention!r} is not known.{hint}")
         # Wrong settings of the task or of the model raise here, and not in the middle of a run.

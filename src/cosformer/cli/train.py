@@ -17,6 +17,7 @@ checkpoint, and the same command continues from there.
 EXAMPLES = """examples:
   cosformer train mqar --scale tiny
   cosformer train mqar --attention softmax steps=2000 model.hidden_size=64 seed=1
+  cosformer train enwik8 --attention recommended compile=true
   cosformer train mqar --print_config
   cosformer train my_recipe.py --folder runs/mine
 """
@@ -24,7 +25,9 @@ EXAMPLES = """examples:
 
 def arguments(p: Parser) -> None:
     runs.add(p)
-    p.add_argument("--attention", default="cosformer", help="a mechanism (default: cosformer)")
+    p.add_argument(
+        "--attention", default="cosformer", help="a mechanism, or `recommended` (default: cosformer)"
+    )
     p.add_argument(
         "--folder", type=Path, help="of the run (default: runs/<recipe>-<scale>-<attention>-<seed>)"
     )

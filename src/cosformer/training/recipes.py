@@ -18,7 +18,8 @@ from cosformer.recipe_files import check, folder, names
 from cosformer.record_format import current_names
 from cosformer.training.run import Run, refuse_unknown
 
-__all__ = ["Table", "build", "load", "names", "recommended"]
+__all__ = ["RECOMMENDED", "Table", "build", "load", "names", "recommended"]
+RECOMMENDED = "recommended"  # in place of an attention: the model that this library recommends
 SCALES = ("tiny", "small", "paper")
 Settings = Mapping[str, Any]
 
@@ -49,7 +50,8 @@ class Table:
     recommended_at: tuple[str, ...] = ()
 
     def build(self, scale: str = "small", attention: str | list[str] = "cosformer", **overrides: Any) -> Run:
-        """A complete run. Where each layer has its own attention, no mechanism's settings are added."""
+        """A complete run. Where each layer has its own attention, no mechanism's settings are added. The
+        attention "recommended" is that of `CosformerConfig()`, with its gate, norms and mixed layers."""
         if scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, but got {scale!r}.")
         overrides = current_names(overrides)
@@ -76,12 +78,18 @@ class Table:
         return Run.from_dict(made)
 
     def _recommended(self, scale: str, attention: str, asked: Settings) -> Settings:
-        if attention != "cosformer" or scale not in self.recommended_at:
+        if attention != RECOMMENDED and (attention != "cosformer" or scale not in self.recommended_at):
             return {}
         own = {**self.shared.get("model", {}), **getattr(self, scale).get("model", {})}
         sizes = {**own, **asked}
         heads = sizes.get("num_key_value_heads") or sizes["num_attention_heads"]
-        return {"model": recommended(sizes["hidden_size"], heads, own.get("intermediate_size"))}
+        model = recommended(sizes["hidden_size"], heads, own.get("intermediate_size"))
+        if attention == "cosformer":
+            return {"model": model}
+        if scale not in self.recommended_at:
+            del model["position"]
+        chosen, parameters = defaults.mixture(sizes.get("num_hidden_layers", 4), heads)
+        return {"attention": chosen, "model": {**model, "attention_parameters": parameters}}
 
     def variant(self, task: str, **changes: Settings) -> "Table":
         """The table of a sister task: other settings are laid over those of each part. `task_settings` are

@@ -159,15 +159,17 @@ def ablation(places: Places, variants: Sequence[str]) -> Section:
 
 
 def curves(places: Places, against: str) -> Plot | None:
-    """The training loss of the long runs, first seeds, in bits; None where fewer than two were run."""
+    """The training loss of the long runs, first seeds, in bits and behind the first tenth, where it falls so
+    far that nothing else would be seen; None where fewer than two were run."""
     rows = [row for row in places.rows("enwik8") if places.best("enwik8", LONG, row)]
     lines = []
     for row in rows:
         run = places.best("enwik8", LONG, row)[0]
+        first = run["curve"]["train"][-1][1] / 10
         points = [
-            (float(tokens if against == "tokens" else seconds), loss / math.log(2))
+            (tokens / 1e6 if against == "tokens" else float(seconds), loss / math.log(2))
             for _, tokens, seconds, loss in run["curve"]["train"]
-            if loss is not None and seconds > 0
+            if loss is not None and seconds > 0 and tokens > first
         ]
         if points:
             lines.append(Line(row, points, colour_of(row, rows)))
@@ -175,8 +177,10 @@ def curves(places: Places, against: str) -> Plot | None:
         return None
     shared = " Runs shared the GPU: only those of one call compare." if against == "seconds" else ""
     return Plot(
-        f"enwik8 {against}", f"enwik8: training loss against {against}", against, "bits per character", lines,
-        f"Lower is better. Means over a fiftieth of the run each.{shared}", x_unit="count",
+        f"enwik8 {against}", f"enwik8: training loss against {against}",
+        "million tokens" if against == "tokens" else against, "bits per character", lines,
+        f"Lower is better. Means over a fiftieth of the run each, behind its first tenth.{shared}",
+        x_unit="count",
     )  # fmt: skip
 
 
