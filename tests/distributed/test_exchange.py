@@ -84,6 +84,20 @@ def test_bytes_of_halos(workers):
         assert [e for e in sent if e[0] == "swap"] == [("swap", 0)] * 4 + back
 
 
+def test_bytes_of_a_softmax_with_windows(workers):
+    """A cosFormer with windows of 2 and 5 and a softmax with windows of 4 and 9, all of whose heads get what
+    the widest reaches: 4 and 8 rows, whatever the length."""
+    rows, heads, dim = 2, 2, 8
+    of_layers = [n * rows * heads * 2 * dim * 4 for n in (4, 8)]
+    first, *_, last = workers.run(sent_by_model, "hybrid", (9, 20), size=3)
+    for sent in first:
+        assert [e for e in sent if e[0] == "swap"] == [("swap", n) for n in (*of_layers, 0, 0)]
+    for sent in last:
+        assert [e for e in sent if e[0] == "swap"] == [("swap", n) for n in (0, 0, *of_layers[::-1])]
+    for sent in (*first, *last):
+        assert not [e for e in sent if e[0] == "gather"]
+
+
 def order_of_events(group):
     layer = MultiheadAttention(32, 4, attention.build("cosformer", horizon=64.0), causal=True)
     x = torch.randn(1, 5, 32, requires_grad=True)

@@ -109,11 +109,14 @@ class Softmax(Attention):
     def split(
         self, k: Tensor, v: Tensor, shard: "Shard", *, causal: bool, lengths: Tensor | None
     ) -> Callable[[Tensor], Tensor]:
-        """Every rank gets all keys and values, and computes its own queries: what is sent grows with the
-        length, as it must."""
-        from cosformer.distributed.gathered import with_all_keys
+        """Every rank computes its own queries. It gets all keys and values, and what is sent grows with the
+        length, as it must; where every head has a window, it gets those that the widest reaches."""
+        from cosformer.distributed.gathered import with_all_keys, with_near_keys
 
-        return with_all_keys(self, k, v, shard, causal=causal, lengths=lengths)
+        windows = _if_all(self.windows)
+        if windows is None:
+            return with_all_keys(self, k, v, shard, causal=causal, lengths=lengths)
+        return with_near_keys(self, k, v, shard, causal=causal, lengths=lengths, reach=max(windows) - 1)
 
     def attend_token(
         self,
