@@ -59,6 +59,13 @@ def weighted_selector(weight, selector, WARPS: gl.constexpr):
 
 
 @gluon.jit
+def divide_by_den(acc, den_parts, eps, LAYOUT: gl.constexpr):
+    """The output acc / max(den, eps) in bfloat16, and den, the sum of its parts. LAYOUT: that of acc."""
+    den = gl.convert_layout(gl.sum(den_parts, axis=1), row_slice(LAYOUT))
+    return (acc * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16), den
+
+
+@gluon.jit
 def load_z_rows(
     z_ptr, ROWS: gl.constexpr, SHARES: gl.constexpr, WIDTH: gl.constexpr, W: gl.constexpr,
     LAYOUT: gl.constexpr,
