@@ -1,11 +1,11 @@
 """The operator on a CUDA GPU, at the shapes its promises are stated for: B x T = 65,536 tokens, 16 heads, and
 single rows beyond that, up to a million tokens.
 
-Whoever claims to compute cosFormer is right before he is timed (gate.py); of flash-linear-attention, which
-adds up in bfloat16, the error is told. Times are medians of CUDA events around single calls, the second-level
-cache filled with something else. Calls are replayed from a CUDA graph where they can be captured: what Python
-takes to start them is measured by itself. The floor is every input read once and every output written once at
-the speed of a large copy. Run by `python -m benchmarks.attention_operator --device cuda`.
+An implementation of cosFormer has to pass gate.py before it is timed; flash-linear-attention, which sums in
+bfloat16, is timed with its error reported. Times are medians of CUDA events around single calls with a cold
+L2 cache. Calls are replayed from a CUDA graph where they can be captured; the time that Python takes to
+launch them is measured separately. The memory-bound limit is the time to read every input and write every
+output once, at the bandwidth of a large copy. Run by `python -m benchmarks.attention_operator --device cuda`.
 """
 
 import time
