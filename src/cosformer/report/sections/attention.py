@@ -1,8 +1,9 @@
 """All attentions: time, memory and state against the length, and how each grows beside what it claims."""
 
 import math
+from statistics import linear_regression
 
-from cosformer.report.document import Block, Document, Figure, Section, Table, Text
+from cosformer.report.document import Block, Document, Section, Table, Text
 from cosformer.report.sections.common import (
     MODES,
     PHASE,
@@ -31,7 +32,7 @@ KNOWN = {
 LIMITS = {"linear": 1.2, "log-linear": 1.3, "length^1.5": 1.7, "quadratic": 2.2}
 GATE = (
     "Values and gradients in float32 against the slow transcription of each in float64; in a narrower type, "
-    "values against float32 on the same numbers. Whoever errs more than is allowed is not timed."
+    "values against float32 on the same numbers. What exceeds the allowed error is not timed."
 )
 POINTS = 3  # growth is fitted to the longest lengths; short ones show the overhead
 
@@ -41,9 +42,7 @@ def exponent(points: list[tuple[int, float]]) -> float | None:
     points = sorted(points)[-POINTS:]
     if len(points) < 2:
         return None
-    xs, ys = ([math.log(p[i]) for p in points] for i in (0, 1))
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
+    return linear_regression(*([math.log(p[i]) for p in points] for i in (0, 1))).slope
 
 
 def growth(data: Record) -> list[Record]:
@@ -102,9 +101,8 @@ def document(data: Record) -> Document:
         "parameters; times are medians over interleaved rounds of one process. *forward* runs without "
         "autograd; *forward+backward* includes the gradients of q, k and v."
     )
-    warning, title = disturbance(data, BUSY), f"All attentions: time, memory and state, {data['date'][:10]}"
-    drawn: list[Figure] = figure(data)
-    return Document(title, subtitle, _sections(data), opening=[*([Text(warning)] if warning else []), *drawn])
+    title = f"All attentions: time, memory and state, {data['date'][:10]}"
+    return Document(title, subtitle, _sections(data), opening=[*disturbance(data, BUSY), *figure(data)])
 
 
 def _sections(data: Record) -> list[Section]:
