@@ -20,9 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from cosformer.ops.hopper.bf16x2 import relu_phase, relu_phase_or_zero, zero_rows
 from cosformer.ops.hopper.partial_sums import (
-    alloc_partials,
+    alloc_selector,
     partials_layout,
-    row_selector,
     selector_layout,
     weighted_selector,
 )
@@ -102,10 +101,7 @@ def chunk_state(
     c_tiles = alloc_tiles(STAGES, CHUNK, W)
     b_cos_smem = alloc_smem(CHUNK, W)
     b_sin_smem = alloc_smem(CHUNK, W)
-    if OUTPUT == "dv":
-        selector_smem = alloc_partials(CHUNK)
-    else:
-        selector_smem = row_selector(WARPS)
+    selector_smem = alloc_selector(OUTPUT == "dv", WARPS)
     bars = alloc_barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:

@@ -45,6 +45,16 @@ def row_selector(WARPS: gl.constexpr):
 
 
 @gluon.jit
+def alloc_selector(WEIGHTED: gl.constexpr, WARPS: gl.constexpr):
+    """Shared memory for the `weighted_selector` of each tile, or `row_selector` if there are no weights."""
+    if WEIGHTED:
+        selector = alloc_partials(CHUNK)
+    else:
+        selector = row_selector(WARPS)
+    return selector
+
+
+@gluon.jit
 def weighted_selector(weight, selector, WARPS: gl.constexpr):
     """A selector with a weight for each row, in two bfloat16: half of the partial sums take the high bits,
     half the remainder."""
