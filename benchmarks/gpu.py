@@ -38,16 +38,16 @@ HEADS = 16
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 2**18, 2**20)
 DIMS = (64, 128)
 LONG = 2**20
-ONE_LENGTH = 2048  # for those whose times say the same at every length and head size, and are long
+ONE_LENGTH = 2048  # the only length of slow contenders whose time per token does not depend on it
 ONCE = ("authors-compiled", "cosformer[chunked]")
-# Asks the GPU on its way, which no graph can hold; after a capture that failed, PyTorch gives no memory back.
+# Synchronises with the GPU, which cannot be captured; after a failed capture, PyTorch frees no memory.
 EAGER = ("cosformer[chunked]",)
-FEW = (512, 2048, 8192, TOKENS, LONG)  # for those that tune themselves anew for every batch
-PATIENCE = 1.5  # seconds: a call that will take longer is not made
+FEW = (512, 2048, 8192, TOKENS, LONG)  # lengths for those that are tuned again for every batch size
+PATIENCE = 1.5  # seconds: a call that is predicted to take longer is skipped
 DOCUMENTS = 1000
 CHECKED = 1000  # tokens, of masks, documents and grouped heads before they are timed
 GROUP = 4  # query heads of a key head
-VARIED = ((32, 2048), (1, TOKENS))  # batches and lengths of what masks, documents and grouped heads cost
+VARIED = ((32, 2048), (1, TOKENS))  # batch and length for masks, documents and grouped heads
 
 Record = dict[str, Any]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -63,9 +63,9 @@ def measure(
     """Everything, most important first; `save` is called with what there is after each part. `done`: what an
     earlier run saved before it was stopped; its parts are not measured again."""
     device, clock = shape.device, Clock(shape.device)
-    everybody, absent = contenders()
-    parts = [(c, dim) for dim in DIMS for c in everybody if c.name not in ONCE]
-    parts += [(c, DIMS[0]) for c in everybody if c.name in ONCE]
+    all_contenders, absent = contenders()
+    parts = [(c, dim) for dim in DIMS for c in all_contenders if c.name not in ONCE]
+    parts += [(c, DIMS[0]) for c in all_contenders if c.name in ONCE]
     progress.start(len(parts) + 1)
     progress.step("masks, documents and grouped heads")
     if done is None:
@@ -83,7 +83,7 @@ def measure(
         data = done
     data["absent"] = absent
     data["planned"] = [{"contender": c.name, "dim": dim} for c, dim in parts]
-    data["tuning"] = {c.name: TUNING for c in everybody if c.name in TUNED}
+    data["tuning"] = {c.name: TUNING for c in all_contenders if c.name in TUNED}
     save(data)
     there = {(p["contender"], p["dim"]) for p in data["parts"]}
     for c, dim in parts:
