@@ -1,5 +1,4 @@
-"""The operator on a CPU: time and memory against the length, its promises, and who was right enough to be
-timed."""
+"""The operator on a CPU: time and memory against the length, its promises, and the checks of correctness."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
