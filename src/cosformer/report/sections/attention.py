@@ -1,6 +1,7 @@
 """All attentions: time, memory and state against the length, and how each grows beside what it claims."""
 
 import math
+from collections.abc import Callable
 from statistics import linear_regression
 
 from cosformer.report.document import Block, Document, Section, Table, Text
@@ -132,31 +133,25 @@ def _growth(data: Record) -> Section:
 
 
 def _by_length(results: Results, mode: str, phase: str) -> Section:
-    lengths = results.settings["lengths"]
-    rows = []
-    for name in results.data["contenders"]:
-        records = [results.timing(name, mode, phase, t) for t in lengths]
-        if any(records):
-            rows.append((name, *(cell(r, "median_s", seconds) for r in records)))
-    header = ("attention", *(f"{t:,}" for t in lengths))
-    return Section(
-        f"{mode.capitalize()}, {phase}", [Table(header, rows)] if rows else [], brief=phase == PHASE
-    )
+    table = _table(results, lambda name, t: results.timing(name, mode, phase, t), "median_s", seconds)
+    return Section(f"{mode.capitalize()}, {phase}", table, brief=phase == PHASE)
 
 
 def _memory(results: Results, mode: str) -> Section:
-    lengths = results.settings["lengths"]
-    rows = []
-    for name in results.data["contenders"]:
-        records = [results.memory(name, mode, t) for t in lengths]
-        if any(records):
-            rows.append((name, *(cell(r, "extra_bytes", size) for r in records)))
-    title = f"{mode.capitalize()}, peak extra memory"
-    if not rows:
-        return Section(title, [Text("Not measured in this run.")], brief=False)
+    table = _table(results, lambda name, t: results.memory(name, mode, t), "extra_bytes", size)
     prose = "One forward+backward pass, beyond q, k, v and the incoming gradient."
-    table = Table(("attention", *(f"{t:,}" for t in lengths)), rows)
-    return Section(title, [Text(prose), table], brief=False)
+    said = Text(prose if table else "Not measured in this run.")
+    return Section(f"{mode.capitalize()}, peak extra memory", [said, *table], brief=False)
+
+
+def _table(
+    results: Results, find: Callable[[str, int], Record | None], field: str, show: Callable[[float], str]
+) -> list[Table]:
+    """A row for each attention, a column for each length; none where nothing was measured."""
+    lengths = results.settings["lengths"]
+    found = ((name, [find(name, t) for t in lengths]) for name in results.data["contenders"])
+    rows = [(name, *(cell(r, field, show) for r in records)) for name, records in found if any(records)]
+    return [Table(("attention", *(f"{t:,}" for t in lengths)), rows)] if rows else []
 
 
 def _states(data: Record) -> Section:
