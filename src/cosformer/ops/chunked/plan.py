@@ -244,7 +244,7 @@ class ChunkPlan:
         for step in self.steps:
             slot = None
             if step.has_q and keys_seen:
-                used += 0 if applying and not step.has_k else size  # all applies in a row share one
+                used += 0 if applying and not step.has_k else size  # state_apply steps in a row share one
                 applying = not step.has_k
                 slot = kept[..., used - size : used].unflatten(-1, shape)
             found.append(slot)
@@ -320,16 +320,16 @@ class ChunkPlan:
         return ones.tril_(self.diagonal)[tokens].repeat(self.group, 1)
 
     def seen_product(
-        self, step: PlanStep, square: Tensor, right: Tensor, total: Tensor, turned: bool = False,
+        self, step: PlanStep, square: Tensor, right: Tensor, total: Tensor, transposed: bool = False,
         fresh: bool = True, tokens: slice = slice(None),
     ) -> None:  # fmt: skip
-        """total += square right; a fresh total holds nothing yet. The square, queries by keys or `turned`, is
-        zero where a query does not see a key: what is not finite must not get through it as 0 x NaN.
-        `tokens`: the queries of each chunk that it has."""
+        """total += square right; a `fresh` total is overwritten. `square` [queries, keys], or `transposed`,
+        is zero where a query does not see a key; non-finite elements of `right` must not pass as 0 x NaN.
+        `tokens`: the queries of each chunk that `square` has."""
         lost = None
         if self.causal and not finite(right):
             sees = self.sees(step, tokens)
-            right, lost = apart(right, sees.mT if turned else sees)
+            right, lost = apart(right, sees.mT if transposed else sees)
         total.baddbmm_(square, right, beta=0 if fresh else 1)
         if lost is not None:
             total.masked_fill_(lost, torch.nan)
