@@ -18,7 +18,7 @@ ROUNDS = 40
 
 
 def prefilled(shape: Shape, tokens: int) -> Any:
-    """The state after so many tokens, taken in piece by piece as a server would."""
+    """The state after `tokens` tokens, from calls of at most PIECE tokens, as a server would make them."""
     from cosformer import cosformer_attention
 
     state = None

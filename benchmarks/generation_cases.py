@@ -119,7 +119,7 @@ class Decoder:
             self.cache.crop(self.context - self.cache.get_seq_length())
 
     def times(self, tokens: int) -> list[float]:
-        """Seconds of each of so many tokens; one before them does not count."""
+        """Seconds of each of the tokens after the first, which is a warm-up."""
         self.step()
         found = clock(self.model.device, self.step, tokens)
         self.rewind()

@@ -1,11 +1,11 @@
 """The operator on a CUDA GPU, at the shapes its promises are stated for: B x T = 65,536 tokens, 16 heads, and
 single rows beyond that, up to a million tokens.
 
-Whoever claims to compute cosFormer is right before he is timed (gate.py); of flash-linear-attention, which
-adds up in bfloat16, the error is told. Times are medians of CUDA events around single calls, the second-level
-cache filled with something else. Calls are replayed from a CUDA graph where they can be captured: what Python
-takes to start them is measured by itself. The floor is every input read once and every output written once at
-the speed of a large copy. Run by `python -m benchmarks.attention_operator --device cuda`.
+An implementation of cosFormer has to pass gate.py before it is timed; flash-linear-attention, which sums in
+bfloat16, is timed with its error reported. Times are medians of CUDA events around single calls with a cold
+L2 cache. Calls are replayed from a CUDA graph where they can be captured; the time that Python takes to
+launch them is measured separately. The memory-bound limit is the time to read every input and write every
+output once, at the bandwidth of a large copy. Run by `python -m benchmarks.attention_operator --device cuda`.
 """
 
 import time
@@ -38,16 +38,16 @@ HEADS = 16
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536, 2**18, 2**20)
 DIMS = (64, 128)
 LONG = 2**20
-ONE_LENGTH = 2048  # for those whose times say the same at every length and head size, and are long
+ONE_LENGTH = 2048  # the only length of slow contenders whose time per token does not depend on it
 ONCE = ("authors-compiled", "cosformer[chunked]")
-# Asks the GPU on its way, which no graph can hold; after a capture that failed, PyTorch gives no memory back.
+# Synchronises with the GPU, which cannot be captured; after a failed capture, PyTorch frees no memory.
 EAGER = ("cosformer[chunked]",)
-FEW = (512, 2048, 8192, TOKENS, LONG)  # for those that tune themselves anew for every batch
-PATIENCE = 1.5  # seconds: a call that will take longer is not made
+FEW = (512, 2048, 8192, TOKENS, LONG)  # lengths for those that are tuned again for every batch size
+PATIENCE = 1.5  # seconds: a call that is predicted to take longer is skipped
 DOCUMENTS = 1000
 CHECKED = 1000  # tokens, of masks, documents and grouped heads before they are timed
 GROUP = 4  # query heads of a key head
-VARIED = ((32, 2048), (1, TOKENS))  # batches and lengths of what masks, documents and grouped heads cost
+VARIED = ((32, 2048), (1, TOKENS))  # batch and length for masks, documents and grouped heads
 
 Record = dict[str, Any]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -63,9 +63,9 @@ def measure(
     """Everything, most important first; `save` is called with what there is after each part. `done`: what an
     earlier run saved before it was stopped; its parts are not measured again."""
     device, clock = shape.device, Clock(shape.device)
-    everybody, absent = contenders()
-    parts = [(c, dim) for dim in DIMS for c in everybody if c.name not in ONCE]
-    parts += [(c, DIMS[0]) for c in everybody if c.name in ONCE]
+    all_contenders, absent = contenders()
+    parts = [(c, dim) for dim in DIMS for c in all_contenders if c.name not in ONCE]
+    parts += [(c, DIMS[0]) for c in all_contenders if c.name in ONCE]
     progress.start(len(parts) + 1)
     progress.step("masks, documents and grouped heads")
     if done is None:
@@ -83,7 +83,7 @@ def measure(
         data = done
     data["absent"] = absent
     data["planned"] = [{"contender": c.name, "dim": dim} for c, dim in parts]
-    data["tuning"] = {c.name: TUNING for c in everybody if c.name in TUNED}
+    data["tuning"] = {c.name: TUNING for c in all_contenders if c.name in TUNED}
     save(data)
     there = {(p["contender"], p["dim"]) for p in data["parts"]}
     for c, dim in parts:
@@ -209,7 +209,7 @@ def _right_first(shape: Shape) -> list[Record]:
 
 
 def _decodes(shape: Shape) -> Record:
-    """The verdict on 40 steps of decoding, in place, beside a walk over all of them."""
+    """The verdict on 40 steps of `decode_step`, compared with one causal call over all tokens."""
     q, k, v, _ = replace(shape, batch=4, length=40, dim=64).inputs()
     state = CosformerState.zeros(4, shape.heads, 64, horizon=2e6, device=shape.device)
     steps = []

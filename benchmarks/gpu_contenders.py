@@ -1,5 +1,5 @@
-"""Everybody in the race on a GPU: the operator and its backends, cuDNN's softmax, the authors' form and
-flash-linear-attention, each in its best form."""
+"""What is compared on a GPU, each in its best form: the operator and its backends, cuDNN's softmax, the
+authors' form and flash-linear-attention."""
 
 import importlib.util
 from collections.abc import Callable
@@ -29,11 +29,11 @@ def _tune_briefly() -> None:
 
 
 def _fla(of: Callable[[Tensor], Tensor]) -> Attend:
-    """flash-linear-attention over features [B, T, H, F], which are made in the layout that it reads: others
-    it would copy first."""
+    """flash-linear-attention over features [B, T, H, F], contiguous in that order: it copies other layouts
+    before it starts."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-        # When it is its turn: all it imports shall not be there while the host's time is taken.
+        # Imported at the first call: its many imports would slow down the measurement of launch overhead.
         from fla.ops.linear_attn import chunk_linear_attn
 
         out = chunk_linear_attn(of(q), of(k), v, scale=1.0, normalize=True)
@@ -43,7 +43,7 @@ def _fla(of: Callable[[Tensor], Tensor]) -> Attend:
 
 
 def fla_forms(of: Callable[[Tensor], Tensor]) -> dict[str, Attend]:
-    """Features written in PyTorch as they stand, and compiled into one kernel."""
+    """With the features as PyTorch operators, and compiled into one kernel."""
     return {"eager": _fla(of), "compiled": _fla(torch.compile(of))}
 
 

@@ -56,7 +56,7 @@ def depth(text: str) -> int:
 
 
 def published(rng: random.Random, count: int) -> tuple[list[str], int]:
-    """So many trees that are neither too short nor too long, and how many were grown for them."""
+    """`count` trees within the limits of length, and how many were generated to get them."""
     kept: list[str] = []
     grown = 0
     while len(kept) < count:

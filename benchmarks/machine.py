@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from cosformer.machine import commit, forget_peak, hardware, memory, resident, versions
+from cosformer.machine import commit, forget_peak, hardware, resident, versions
+from cosformer.memory import physical
 
 __all__ = [
     "ROOT",
@@ -15,7 +16,6 @@ __all__ = [
     "commit",
     "forget_peak",
     "hardware",
-    "memory",
     "memory_limit",
     "resident",
     "versions",
@@ -35,7 +35,7 @@ def memory_limit(device: torch.device) -> int:
     """What a contender may take: half of a GPU, of a CPU a quarter and 4 GiB at most."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory // 2)
-    return min(4 * 2**30, (memory() or 8 * 2**30) // 4)
+    return min(4 * 2**30, (physical() or 8 * 2**30) // 4)
 
 
 class Others:

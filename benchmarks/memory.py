@@ -1,8 +1,8 @@
 """Peak memory of a forward and backward pass beyond q, k, v and the incoming gradient.
 
-On a CPU no allocator keeps the score, so the kernel does: each case runs in a process of its own
-(`python -m benchmarks.memory CASE`), which resets its high-water mark, makes one call and reads the
-mark again. The output and the gradients of q, k and v count: 4 times the bytes of q at the least.
+On a GPU from PyTorch's allocator. On a CPU from the operating system: each case runs in a process of its own
+(`python -m benchmarks.memory CASE`), which resets its peak resident size, makes one call and reads the
+peak again. The output and the gradients of q, k and v count: at least 4 times the bytes of q.
 """
 
 import ctypes

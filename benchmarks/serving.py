@@ -32,7 +32,7 @@ from cosformer.cli.parser import number, positive_int
 from cosformer.models import CosformerConfig, CosformerForCausalLM, byte_tokenizer, token_fields
 
 FORMAT = "cosformer serving benchmark 1"
-CLEAR = 1e-3  # between the best two logits of every choice
+CLEAR = 1e-3  # least difference of the best two logits at every token
 PROMPT, TOKENS = (1, 400), (8, 96)  # least and most
 
 

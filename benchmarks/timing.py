@@ -1,5 +1,5 @@
-"""Times that can be compared: all contenders and lengths take turns, round after round, so that
-whatever else the machine does meanwhile hits all of them alike."""
+"""Comparable times: contenders and lengths are measured in interleaved rounds, so that other load on the
+machine affects all of them alike."""
 
 import os
 import time
@@ -18,7 +18,7 @@ MOST_CALLS = 40  # in one round
 
 
 def clock(device: torch.device, call: Callable[[], object], times: int) -> list[float]:
-    """Seconds of each of so many calls. On a GPU the calls are queued and timed by the device."""
+    """Seconds of each of `times` calls; on a GPU by CUDA events, without a wait between calls."""
     if device.type == "cuda":
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
         for start, end in marks:
@@ -55,7 +55,7 @@ class Case:
     phase: str
     samples: list[float] = field(default_factory=list)
     guess: float | None = None
-    """What one call takes, from the first round: it decides how often the call is made."""
+    """Seconds of one call, from the first round; the number of calls follows from it."""
 
     def turn(self, inputs: Any, round_: int, rounds: int, seconds: float) -> None:
         slow = self.guess is not None and self.guess > seconds
@@ -65,12 +65,12 @@ class Case:
         if not slow:
             warm_up = clock(self.shape.device, work, 1)[0]
             if self.guess is None:
-                # What only a first call costs must not count, but a slow one is not made twice.
+                # Without the overhead of a first call; but a slow call is not made twice.
                 self.guess = clock(self.shape.device, work, 1)[0] if warm_up < seconds else warm_up
         assert self.guess is not None
         calls = int(seconds / rounds / self.guess) - 1
         self.samples += clock(self.shape.device, work, max(1, min(calls, MOST_CALLS)))
-        self.guess = min([self.guess, *self.samples])  # the first impression may have been a bad moment
+        self.guess = min([self.guess, *self.samples])  # the first call may have been disturbed
 
     def key(self) -> dict[str, Any]:
         """How the case is named in the records."""
@@ -82,7 +82,7 @@ def race(cases: list[Case], seconds: float, progress: Progress, rounds: int = RO
     """Every case in turns; `seconds` is the budget of a case over all rounds.
 
     Cases of equal length are neighbours and share their inputs; every second round runs backwards,
-    so that nobody always comes first.
+    so that no contender always comes first.
     """
     groups: dict[tuple[int, str, str], list[Case]] = {}
     for case in cases:

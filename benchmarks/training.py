@@ -1,5 +1,5 @@
-"""How much of a model's own speed is left when it is trained: tokens per second of the trainer, data,
-clipping, optimiser and log included, beside those of nothing but forward and backward over the same batches.
+"""The overhead of training: tokens per second of the trainer, with data, clipping, optimiser and log, beside
+those of forward and backward alone over the same batches.
 
     PYTHONPATH=src python3 -m benchmarks.training
 """

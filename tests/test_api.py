@@ -78,7 +78,7 @@ def test_state():
         "(batch, num_kv_heads, head_dim, value_dim=None, *, horizon=None, windows=None, device=None, "
         "dtype=torch.float32, input_dtype=None)"
     )
-    public = {name for name in vars(state) if not name.startswith("_")}
+    public = {name for name in dir(state) if not name.startswith("_")}
     assert public >= {"zeros", "batch", "nbytes", "to", "select", "repeat", "detach", "clone"}
 
 

@@ -14,7 +14,7 @@ from cosformer.reading import json_object
 
 FILE = "checksums.json"
 LARGE = 1024**3  # bytes; of larger files a run compares only the size
-_PIECE = 1 << 20
+_BLOCK = 1 << 20  # bytes read at a time
 _verified: dict[Path, list[Any]] = {}
 
 
@@ -22,13 +22,9 @@ def write(folder: Path) -> None:
     """Writes the checksums of all files of a folder; called when everything else is written."""
     entries = {}
     for path in _files(folder):
-        crc, sha = 0, hashlib.sha256()
-        with path.open("rb") as file:
-            while piece := file.read(_PIECE):
-                crc = zlib.crc32(piece, crc)
-                sha.update(piece)
+        crc, sha = _digests(path)
         entries[path.relative_to(folder).as_posix()] = {
-            "bytes": path.stat().st_size, "crc32": crc, "sha256": sha.hexdigest(),
+            "bytes": path.stat().st_size, "crc32": crc, "sha256": sha,
         }  # fmt: skip
     noted = {"files": entries, "crc32": _crc_of(entries)}
     (folder / FILE).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
@@ -73,14 +69,20 @@ def _wrong(path: Path, entry: dict[str, Any], fully: bool) -> str | None:
         return f"has {size:,} bytes instead of {entry['bytes']:,}"
     if size > LARGE and not fully:
         return None
+    crc, sha = _digests(path, fully)
+    right = crc == entry["crc32"] and sha in (None, entry["sha256"])
+    return None if right else "has another checksum than when it was written"
+
+
+def _digests(path: Path, fully: bool = True) -> tuple[int, str | None]:
+    """CRC-32 and, `fully`, SHA-256 of a file."""
     crc, sha = 0, hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            crc = zlib.crc32(piece, crc)
+        while block := file.read(_BLOCK):
+            crc = zlib.crc32(block, crc)
             if fully:
-                sha.update(piece)
-    right = crc == entry["crc32"] and (not fully or sha.hexdigest() == entry["sha256"])
-    return None if right else "has another checksum than when it was written"
+                sha.update(block)
+    return crc, sha.hexdigest() if fully else None
 
 
 def _crc_of(entries: dict[str, Any]) -> int:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cosformer.memory import physical
+
 if TYPE_CHECKING:
     import torch
 
@@ -27,7 +29,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "memory_bytes": memory(),
+        "memory_bytes": physical(),
         "system": f"{platform.system()} {platform.machine()}",
     }
     if device.type == "cuda":
@@ -36,14 +38,6 @@ def hardware(device: torch.device) -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(device)
         found["gpu_memory_bytes"] = torch.cuda.get_device_properties(device).total_memory
     return found
-
-
-def memory() -> int:
-    """Bytes of main memory, 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 0
 
 
 def resident(field: str) -> int | None:

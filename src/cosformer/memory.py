@@ -16,6 +16,7 @@ def limit() -> int:
 
 
 def physical() -> int:
+    """Bytes of main memory, 0 where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

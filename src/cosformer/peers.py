@@ -1,9 +1,9 @@
 """Ends all processes of a group when one fails, each with the reason.
 
-Whoever waits in a collective for a process that has failed waits for minutes, and then reads an address
-instead of a reason. Here every process holds a connection to that of rank 0: the kernel closes it when a
-process dies, however that happens, and a process that fails says why before it leaves. They meet before
-anything else, so that one that is lost at the beginning is missed, too.
+A process that waits in a collective for one that has failed gets a timeout minutes later, with an address
+instead of a reason. Here every process holds a connection to rank 0: the operating system closes it when a
+process dies, however that happens, and a process that fails sends the reason first. The connections are made
+before anything else, so that a process lost during start-up is noticed as well.
 """
 
 import os

@@ -21,7 +21,7 @@ def model(head, case, **changes):
 
 
 def train(net, batch):
-    """The losses of a few steps on one batch, with drawn numbers drawn anew as a training loop would."""
+    """The losses of a few steps on one batch, with random features resampled as a training loop would."""
     net.train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
     losses = []

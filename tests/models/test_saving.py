@@ -86,7 +86,7 @@ def test_nothing_is_left_uninitialised(mechanism, position, tmp_path):
     for name, x in [*again.named_parameters(), *again.named_buffers()]:
         assert x.isfinite().all(), name
         assert torch.equal(x, net.get_parameter(name) if name in dict(net.named_parameters()) else x), name
-    # A weight that the file lacks is drawn anew, as in a fresh model.
+    # A weight that the file lacks is initialised at random, as in a new model.
     stored = load_file(tmp_path / "model.safetensors")
     del stored["model.layers.1.feed_forward.up_proj.weight"], stored["model.layers.0.attention_norm.weight"]
     stored = {k: x for k, x in stored.items() if "position" not in k}

@@ -10,7 +10,6 @@ from transformers.generation import GenerationMode
 from transformers.generation.configuration_utils import CompileConfig
 
 from cosformer import attention
-from cosformer.attention.state import RowState
 from cosformer.models import (
     CosformerCache,
     CosformerForCausalLM,
@@ -18,6 +17,7 @@ from cosformer.models import (
     HorizonError,
     generation,
 )
+from cosformer.ops.row_state import RowState
 from tests.models.test_step import numbers
 from tests.models.tiny import PADDINGS, build, close, padded_batch, tokens
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from cosformer.attention.state import RowState
 from cosformer.ops.one_token import StepWeights
+from cosformer.ops.row_state import RowState
 
 G = TypeVar("G", bound="GrowingState")
 

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from cosformer.attention.state import RowState
 from cosformer.ops.checks import WIDE
+from cosformer.ops.row_state import RowState
 
 CHUNK = 128  # at this number of features, the square inside a chunk costs as much as the state
 

@@ -119,15 +119,9 @@ class PatternAttention(Attention):
         return out, after if return_state else None
 
     def attend_token(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: PositionedState,
-        weights: StepWeights,
-        seen: int,
+        self, q: Tensor, k: Tensor, v: Tensor, state: PositionedState, weights: StepWeights, seen: int,
         into: PositionedState | None = None,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, State]:  # fmt: skip
         if into is not state:
             return super().attend_token(q, k, v, state, weights, seen)
         state.write_token(k, v, weights)

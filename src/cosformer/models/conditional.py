@@ -31,12 +31,6 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.lm_head = value
-
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """The labels one place later, behind the start token; what carries no loss becomes padding."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id

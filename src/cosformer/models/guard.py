@@ -1,4 +1,4 @@
-"""Checks of a saved folder before transformers reads it, whose loaders do what files say.
+"""Checks of a saved folder before transformers loads it and follows what its files ask for.
 
 transformers runs Python code, fetches kernels, adapters and quantised weights, and asks a hub, where a
 configuration names them. None of that is part of a model of this family: a folder that asks for it is refused

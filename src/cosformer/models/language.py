@@ -56,12 +56,6 @@ class _LanguageModel(CosformerPreTrainedModel):
             loss = self.loss_function(logits=logits, labels=targets, vocab_size=config.vocab_size, **more)
         return logits, loss if group is None else group_sum(loss, group)
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.lm_head = value
-
 
 class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
     """Predicts the next token; `generate()` carries a state of constant size."""

@@ -1,4 +1,4 @@
-"""One vector for a sequence."""
+"""Pooling: the hidden states of a sequence as one vector."""
 
 import torch
 from torch import Tensor

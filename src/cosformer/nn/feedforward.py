@@ -1,4 +1,4 @@
-"""What a block does to each token alone."""
+"""The feed-forward layers of a block."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

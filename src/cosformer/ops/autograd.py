@@ -31,7 +31,7 @@ class Forward(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a backward finds of its forward."""
+    """What a forward saves for its backward; `kept` has the states of splits."""
 
     out: Tensor
     den: Tensor
@@ -39,7 +39,7 @@ class Saved(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """dL/do, and the gradients of the outgoing sums (None where nothing came back)."""
+    """The incoming gradients: of o and, where the loss depends on it, of the final state S and z."""
 
     out: Tensor
     numerator: Tensor | None
@@ -47,7 +47,7 @@ class Upstream(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of q, k, v and, where they were given, of the incoming sums and of the past keys and values."""
+    """Of q, k, v and, where they were given, of the initial state S and z and of the past keys and values."""
 
     q: Tensor
     k: Tensor

@@ -1,11 +1,12 @@
-"""Products over pairs of which some do not see each other, whatever numbers lie there: zero times NaN is NaN,
-so that a matrix of weights with zeros for what is not seen would let NaN and inf through.
+"""Masked matrix products in which a masked element has no influence, even if it is NaN or inf.
+
+Multiplying by a mask of zeros is not enough: zero times NaN is NaN.
 
     sum      y_i = sum_j w_ij x_j        over the j that i sees
     scores   s_ij = a_i . b_j            0 where i does not see j
 
-A number that is not finite reaches the same column of all rows that see it, as NaN, and no others. And a row
-whose gradient is zero, because nothing uses it, takes no part in a backward, whatever it holds.
+A non-finite x_j makes the same column of y NaN in all rows i that see j, and in no others. In the backward,
+a row whose gradient is zero (nothing uses it) is left out, whatever it holds.
 """
 
 import math
@@ -18,14 +19,15 @@ from cosformer.ops.autograd import is_traced
 
 
 def apart(x: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., j, e] with zeros for what is not finite, and where in y [..., i, e] it belongs; sees [i, j]."""
+    """x [..., j, e] with its non-finite elements set to zero, and a mask of the elements of y [..., i, e]
+    that they reach; sees [i, j]."""
     bad = ~x.isfinite()
     return x.masked_fill(bad, 0), sees.to(x.dtype) @ bad.to(x.dtype) > 0
 
 
 def finite(x: Tensor) -> bool:
-    """Whether all elements are finite, by their sum, which is not finite if one of them is not. A sum that
-    overflows does no harm: the closer check that follows finds nothing."""
+    """Whether the sum of all elements is finite. False does not prove that an element is not (a sum can
+    overflow); callers then look at each element."""
     return math.isfinite(float(x.sum(dtype=torch.promote_types(x.dtype, torch.float32))))
 
 
@@ -87,7 +89,7 @@ class SeenScores(torch.autograd.Function):
 
 
 class Quotient(torch.autograd.Function):
-    """n [..., e] / d [..., 1]."""
+    """n [..., e] / d [..., 1]; rows with a zero gradient are left out of the backward, as above."""
 
     generate_vmap_rule = True
 

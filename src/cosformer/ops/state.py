@@ -1,6 +1,6 @@
 """The state that decoding carries, of a size that does not grow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from cosformer.ops.checks import WIDE, positive, positive_int
+from cosformer.ops.row_state import RowState
 from cosformer.ops.windows import check_windows, public, state_rows
 
 
 @dataclass(frozen=True, slots=True)
-class CosformerState:
+class CosformerState(RowState):
     """What a causal (or one-sided) attention carries of the keys and values seen so far.
 
     Of the Hn heads without a window the running sums, float32 (float64 for float64 inputs). With j the
@@ -92,15 +93,6 @@ class CosformerState:
             windows=public(of_heads),
         )
 
-    @property
-    def batch(self) -> int:
-        return self.positions.shape[0]
-
-    @property
-    def nbytes(self) -> int:
-        tensors = (self.numerator, self.denominator, self.positions, self.keys, self.values)
-        return sum(x.nbytes for x in tensors if x is not None)
-
     def to(self, *args: Any, **kwargs: Any) -> "CosformerState":
         """As `Tensor.to`; the sums stay float32 or better, the positions stay integers, and keys and values
         keep their dtype unless the sums become float64 or leave it."""
@@ -138,27 +130,6 @@ class CosformerState:
         if rows.device.type != "cpu" or rows.numel() == 0 or torch.compiler.is_compiling():
             return chosen
         return replace(chosen, seen=int(chosen.positions.max()))
-
-    def repeat(self, times: int) -> "CosformerState":
-        """Each row `times` times in a row: [a, b] becomes [a, a, b, b]."""
-        times = positive_int("times", times)
-        return self._each(lambda x: x.repeat_interleave(times, 0))
-
-    def detach(self) -> "CosformerState":
-        return self._each(Tensor.detach)
-
-    def clone(self) -> "CosformerState":
-        return self._each(Tensor.clone)
-
-    def _each(self, f: Callable[[Tensor], Tensor]) -> "CosformerState":
-        return replace(
-            self,
-            numerator=f(self.numerator),
-            denominator=f(self.denominator),
-            positions=f(self.positions),
-            keys=None if self.keys is None else f(self.keys),
-            values=None if self.values is None else f(self.values),
-        )
 
 
 pytree.register_dataclass(

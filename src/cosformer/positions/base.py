@@ -1,4 +1,4 @@
-"""What a model is told about positions: something added to the tokens, or something done to q and k."""
+"""The interface of positions: something added to the embeddings, or applied to q and k."""
 
 from typing import Protocol
 

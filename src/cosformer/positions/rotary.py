@@ -1,6 +1,6 @@
 """Rotary positions (Su et al., RoFormer, 2021, arXiv:2104.09864, equation 34).
 
-The pair (x_c, x_{c+D/2}) of a head is turned by the angle i / base^(2c/D): the product of a query and a
+The pair (x_c, x_{c+D/2}) of a head is rotated by the angle i / base^(2c/D): the product of a query and a
 key then depends on the distance between them. The pairing of halves is that of Llama.
 """
 

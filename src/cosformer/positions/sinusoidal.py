@@ -1,4 +1,4 @@
-"""Fixed waves (Vaswani et al., 2017, arXiv:1706.03762, section 3.5):
+"""Sinusoidal positions (Vaswani et al., 2017, arXiv:1706.03762, section 3.5):
 
 P[i, 2c] = sin(i / base^(2c/C)),   P[i, 2c+1] = cos(i / base^(2c/C))
 """

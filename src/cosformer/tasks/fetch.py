@@ -1,4 +1,4 @@
-"""Data sets from their public homes, by the package `datasets`, in the layout that the tasks read.
+"""Downloads public data sets with the package `datasets`, in the layout that the tasks read.
 
 Nothing here is imported before it is asked for. Files are written aside and renamed, into `data` in the cache
 folder.

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,3 +149,37 @@ def record_windows(
     launch_forward(Recorder(launches), q, k, v, out, den, *settings)
     launch_backward(Recorder(launches), g, q, k, v, out, den, dq, dk, dv, *settings)
     return launches
+
+
+# Head size and options of `record`: calls that launch all kernels without windows, in 86 variants.
+CALLS: list[tuple[int, dict[str, Any]]] = [
+    (64, {}),
+    (128, {}),
+    (64, {"batch": 1, "length": 8192}),
+    (64, {"batch": 2, "length": 256}),
+    (80, {"batch": 1, "length": 1000, "state": True}),
+    (64, {"masked": True, "state": True, "kv_heads": 4}),
+    (128, {"masked": True, "state": True, "kv_heads": 4}),
+    (64, {"packed": True, "batch": 1}),
+    (128, {"packed": True, "batch": 1}),
+    (64, {"packed": True, "batch": 1, "kv_heads": 4, "length": 300}),
+    (96, {"packed": True, "batch": 1, "state": True}),
+]
+
+
+def write_machine_code(folder: Path) -> None:
+    """A file for each variant of each kernel, with its constants and its instructions."""
+    launches = [x for dim, how in CALLS for causal in (True, False) for x in record(dim, causal, **how)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for launch in {(x.name, x.constants): x for x in launches}.values():
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+            f.write(launch.compile().asm["cubin"])
+            f.flush()
+            code = _tool("cuobjdump", "-sass", f.name)
+        constants = "-".join(map(str, launch.constants))
+        lines = re.sub(r"Function : .*", "", code[code.index("Function") :])
+        (folder / f"{launch.name}-{constants}.sass").write_text(lines)
+
+
+if __name__ == "__main__":
+    write_machine_code(Path(sys.argv[1]))

@@ -9,21 +9,21 @@ vv_j = [cos(theta_j) v1_j, sin(theta_j) v1_j], Ptolemy's identity turns the pape
     o_i = n_i / max(d_i, eps)
 
 All phases lie on the side of the values: no cosine enters a product of queries and keys. A call goes
-along the sequence with the state S, in three kinds of steps (plan.py):
+along the sequence with the state S, in three kinds of steps (plan.py), named as the GPU kernels are:
 
-    absorb   keys alone          S  += K'^T VV
-    apply    queries alone       W   = Q' S
-    attend   queries and keys    chunk by chunk: W = Q' S + P VV with P = tril(Q' K'^T), then absorb
+    chunk_state   keys alone       S  += K'^T VV
+    state_apply   queries alone    W   = Q' S
+    chunk         both             chunk by chunk: W = Q' S + P VV with P = tril(Q' K'^T), then S += K'^T VV
 
-Bidirectional and cross attention are absorbs, then applies; causal attention is a row of attends
-(absorbs before them where keys come first, as in cached decoding); whatever is short enough for the
-square to cost less than the state is a single attend. The backward takes the same steps from the
-end with R = dL/dS in hand, g_i = dL/do_i, n1'_i = [g_i, -(g_i . o_i)] / d_i and both its phases,
+Bidirectional and cross attention are chunk_state steps, then state_apply steps; causal attention is chunk
+steps (after chunk_state steps where keys come first, as in cached decoding); a call so short that the
+quadratic form costs less than the state is one chunk step. The backward takes the same steps in reverse order
+with R = dL/dS, g_i = dL/do_i, n1'_i = [g_i, -(g_i . o_i)] / d_i and both its phases,
 m_i = [cos(theta_i) n1'_i, sin(theta_i) n1'_i]:
 
-    apply    dQ' = M S^T                          R += Q'^T M
-    absorb   dK' = VV R^T                       dVV  = K' R
-    attend   both, and with A = tril(M VV^T):   dQ' += A K',  dK' += A^T Q',  dVV += P^T M
+    state_apply   dQ' = M S^T                          R += Q'^T M
+    chunk_state   dK' = VV R^T                       dVV  = K' R
+    chunk         both, and with A = tril(M VV^T):   dQ' += A K',  dK' += A^T Q',  dVV += P^T M
 
 M VV^T carries cos(theta_i - theta_j) by itself, and dv_j = cos(theta_j) dvv0_j + sin(theta_j) dvv1_j.
 In memory rows of vv, w, m, S and R are [v cos, v sin, 1 cos, 1 sin, 0 ...], filled up to whole registers.
@@ -84,7 +84,7 @@ def _forward(x: ChunkPlan, state: Tensor | None, kept: Tensor, eps: float, need_
         if slot is not None and s is not None:
             slot.copy_(s.view(slot.shape))
         if not step.has_q:
-            s = _absorb(x, s, step) if update else s
+            s = _chunk_state(x, s, step) if update else s
             continue
         q1 = x.queries(step)
         w = x.phased("m", q1.whole)
@@ -164,9 +164,9 @@ def _backward(
                 x.seen_product(step, a.rows, k1.rows, g.rows)
                 s = x.state_copy(s) if chunks > 1 else s
             if s is not None:
-                turned = _turned(s, x.dv)
+                transposed = _transposed_halves(s, x.dv)
                 for c in range(chunks):
-                    _add_turned(g.chunks[c], m.chunk_halves[c], turned, fresh=not both)
+                    _add_halves(g.chunks[c], m.chunk_halves[c], transposed, fresh=not both)
                     if c + 1 < chunks:
                         s.baddbmm_(k1.chunk_columns[c], vv.chunks[c])
             elif not both:
@@ -184,17 +184,17 @@ def _backward(
         if step.has_k:
             g = x.buffer("g", k1.whole, x.d)
             if both:
-                x.seen_product(step, a.columns, q1.rows, g.rows, turned=True)
+                x.seen_product(step, a.columns, q1.rows, g.rows, transposed=True)
                 r = x.zero_state() if r is None and chunks > 1 else r
             elif r is None:
                 g.whole.zero_()
                 vv.whole.zero_()
         reads = step.has_k and r is not None
         if r is not None:
-            turned = _turned(r, x.dv)
+            transposed = _transposed_halves(r, x.dv)
         for c in reversed(range(chunks)):
             if step.has_k and r is not None:
-                _add_turned(g.chunks[c], vv.chunk_halves[c], turned, fresh=not both)
+                _add_halves(g.chunks[c], vv.chunk_halves[c], transposed, fresh=not both)
                 torch.bmm(k1.chunks[c], r, out=vv.chunks[c])  # from here on, vv holds its gradient
             if step.has_q and (c > 0 or i > 0 or carried):
                 r = _add_product(r, q1.chunk_columns[c], m.chunks[c])
@@ -202,7 +202,7 @@ def _backward(
             _relu_backward(g, k1, step.of("dk"))
             if both:
                 p = x.square(step, q1, (q1.rows, k1.rows))
-                x.seen_product(step, p.columns, m.rows, vv.rows, turned=True, fresh=not reads)
+                x.seen_product(step, p.columns, m.rows, vv.rows, transposed=True, fresh=not reads)
             v0, v1, _ = vv.parts
             torch.addcmul(v0.mul_(step.of("cos_k")), v1, step.of("sin_k"), out=step.of("dv"))
     return r
@@ -216,10 +216,10 @@ def _states(x: ChunkPlan, state: Tensor | None, kept: Tensor | None) -> list[Ten
     found: list[Tensor | None] = []
     s = None if s is None else s.clone()
     for i, step in enumerate(x.steps):
-        absorbs = step.has_k and i < x.last_read
-        found.append(s.clone() if s is not None and absorbs and step.has_q else s)
-        if absorbs:
-            s = _absorb(x, s, step)
+        adds_keys = step.has_k and i < x.last_read
+        found.append(s.clone() if s is not None and adds_keys and step.has_q else s)
+        if adds_keys:
+            s = _chunk_state(x, s, step)
     return found
 
 
@@ -245,7 +245,7 @@ def _row_gradients(x: ChunkPlan, step: PlanStep, healthy: bool) -> tuple[Buffer,
     return q1, m
 
 
-def _absorb(x: ChunkPlan, s: Tensor | None, step: PlanStep) -> Tensor | None:
+def _chunk_state(x: ChunkPlan, s: Tensor | None, step: PlanStep) -> Tensor | None:
     k1, vv = x.keys(step), x.values(step)
     for left, right in zip(k1.chunk_columns, vv.chunks, strict=True):
         s = _add_product(s, left, right)
@@ -257,13 +257,13 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     return torch.bmm(left, right) if total is None else total.baddbmm_(left, right)
 
 
-def _turned(state: Tensor, dv: int) -> tuple[Tensor, Tensor]:
+def _transposed_halves(state: Tensor, dv: int) -> tuple[Tensor, Tensor]:
     """S^T, in halves."""
     left, right = halves(state, dv)
     return left.mT, right.mT
 
 
-def _add_turned(
+def _add_halves(
     total: Tensor, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], fresh: bool
 ) -> None:
     """total += left right, half by half; a fresh total holds nothing yet."""

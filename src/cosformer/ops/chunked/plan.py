@@ -15,10 +15,10 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.chunked.workspace import Buffer, Workspace, width
 from cosformer.ops.seen import apart, finite
 
-# Chunks of 64 tokens keep the square inside a chunk cheaper than the state. The more of them a step
-# takes, the less its calls cost; but its buffers hold about BUFFER numbers at most, and of a
-# long sequence no more than a quarter, or the room to work in would exceed the tensors themselves.
-# A CPU wants them in its cache; where each call starts a kernel, few large ones.
+# With 64 tokens the quadratic part inside a chunk costs less than the state. A step takes several chunks, to
+# save calls of PyTorch operators, within two bounds: its buffers hold about BUFFER elements (they should stay
+# in a CPU's cache; on a GPU, where each call launches a kernel, LARGE_BUFFER), and a long sequence is at
+# least PARTS steps, so that the buffers stay smaller than the inputs.
 CHUNK = 64
 BUFFER = 2**19
 LARGE_BUFFER = 2**22
@@ -26,13 +26,13 @@ PARTS = 4
 
 
 def most_chunks(heads: int, dims: tuple[int, int], device: torch.device) -> int:
-    """In a step, for sequences of any length."""
+    """The most chunks that fit into the buffers of a step."""
     buffer = BUFFER if device.type == "cpu" else LARGE_BUFFER
     return max(1, buffer // (heads * max(dims) * CHUNK))
 
 
 def tiling(length: int, heads: int, dims: tuple[int, int], device: torch.device) -> tuple[int, int]:
-    """How many chunks a step takes, and how many rows of the batch go together."""
+    """Chunks of a step, and rows of the batch that are computed together."""
     chunks, most = -(-length // CHUNK), most_chunks(heads, dims, device)
     fill = min(max(PARTS, -(-chunks // PARTS)), most)
     return fill, max(1, most // min(fill, max(1, chunks)))
@@ -235,8 +235,8 @@ class ChunkPlan:
         self.operands[name] = Operand(x, along_q, sizes, x.stride(), int(x.storage_offset()))
 
     def slots(self, kept: Tensor) -> tuple[list[Tensor | None], int]:
-        """Where in `kept` [B, Hk, .] each step finds its state [B, Hk, D, .] again, None where it reads
-        none, or the one that came in; and how much of it all steps need."""
+        """The view [B, Hk, D, .] of `kept` [B, Hk, .] in which each step saves its state for the backward
+        (None: it reads no state, or only the initial one), and how much of the last dimension is used."""
         shape = (self.d, width(self.dv))
         size, used = math.prod(shape), 0
         found: list[Tensor | None] = []
@@ -244,7 +244,7 @@ class ChunkPlan:
         for step in self.steps:
             slot = None
             if step.has_q and keys_seen:
-                used += 0 if applying and not step.has_k else size  # all applies in a row share one
+                used += 0 if applying and not step.has_k else size  # state_apply steps in a row share one
                 applying = not step.has_k
                 slot = kept[..., used - size : used].unflatten(-1, shape)
             found.append(slot)
@@ -320,16 +320,16 @@ class ChunkPlan:
         return ones.tril_(self.diagonal)[tokens].repeat(self.group, 1)
 
     def seen_product(
-        self, step: PlanStep, square: Tensor, right: Tensor, total: Tensor, turned: bool = False,
+        self, step: PlanStep, square: Tensor, right: Tensor, total: Tensor, transposed: bool = False,
         fresh: bool = True, tokens: slice = slice(None),
     ) -> None:  # fmt: skip
-        """total += square right; a fresh total holds nothing yet. The square, queries by keys or `turned`, is
-        zero where a query does not see a key: what is not finite must not get through it as 0 x NaN.
-        `tokens`: the queries of each chunk that it has."""
+        """total += square right; a `fresh` total is overwritten. `square` [queries, keys], or `transposed`,
+        is zero where a query does not see a key; non-finite elements of `right` must not pass as 0 x NaN.
+        `tokens`: the queries of each chunk that `square` has."""
         lost = None
         if self.causal and not finite(right):
             sees = self.sees(step, tokens)
-            right, lost = apart(right, sees.mT if turned else sees)
+            right, lost = apart(right, sees.mT if transposed else sees)
         total.baddbmm_(square, right, beta=0 if fresh else 1)
         if lost is not None:
             total.masked_fill_(lost, torch.nan)

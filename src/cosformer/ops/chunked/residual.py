@@ -1,4 +1,4 @@
-"""What rounding leaves where a gradient cancels, found and taken out.
+"""Rounding residuals of gradients that cancel: measured, and subtracted.
 
 o_i stays the same when q'_i is multiplied by a number, wherever d_i >= eps. So q'_i . dq'_i = 0 for
 

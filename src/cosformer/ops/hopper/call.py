@@ -107,7 +107,7 @@ class Call:
 
     @property
     def _max_list_splits(self) -> int:
-        """So many that all CTAs of the kernels that work along the list are resident."""
+        """The most splits of a tile list for which all CTAs of a kernel are resident at once."""
         ctas_per_sm = 1 if self.width == 128 else 3 if not self.causal and "g" not in self.tensors else 2
         return max(1, ctas_per_sm * sm_count(self.device) // (self.heads if self.causal else self.key_heads))
 

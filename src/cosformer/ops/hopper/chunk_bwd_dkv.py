@@ -44,10 +44,16 @@ from cosformer.ops.hopper.bf16x2 import (
 from cosformer.ops.hopper.partial_sums import (
     PARTIALS,
     alloc_partials,
-    load_z_columns,
-    partials_layout,
     selector_layout,
     weighted_selector,
+)
+from cosformer.ops.hopper.state import (
+    add_to_state,
+    alloc_state,
+    copy_state_to_smem,
+    index_state,
+    initial_state,
+    store_final_state,
 )
 from cosformer.ops.hopper.tile_access import locate_split_tiles, tile_at
 from cosformer.ops.hopper.tiles import (
@@ -59,15 +65,13 @@ from cosformer.ops.hopper.tiles import (
     coalesced,
     column_slice,
     dot_operand,
-    matrix_pointers,
     mma_layout,
     opaque_zero,
     phases,
     row_slice,
-    store_rows,
+    store_tile,
     sync,
     tma_load,
-    tma_store,
 )
 
 RUNTIME = [
@@ -89,9 +93,7 @@ def chunk_bwd_dkv(
     """h0, z0: the gradient of the state after each split; ht, zt: of the state before the first."""
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, W, WARPS)
-    STATE: gl.constexpr = mma_layout(W, W, WARPS)
     COALESCED: gl.constexpr = coalesced(W, WARPS)
-    Z_LAYOUT: gl.constexpr = partials_layout(W, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * W * 2
     VG_STAGES: gl.constexpr = STAGES if W == 64 else 1  # stages of v and g
 
@@ -113,10 +115,7 @@ def chunk_bwd_dkv(
     out_tiles = alloc_tiles(1, CHUNK, W)
     k_sin_smem = alloc_smem(CHUNK, W)
     q_sin_smem = alloc_smem(CHUNK, W)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_partials(W)
-    z_sin_smem = alloc_partials(W)
+    state_smem = alloc_state(W)
     selector_smem = alloc_partials(CHUNK)
     bars = alloc_barriers(STAGES)
     vg_bars = alloc_barriers(VG_STAGES)
@@ -133,22 +132,11 @@ def chunk_bwd_dkv(
             tma_load(v, v_tiles.index(i), vg_bars.index(i), batch, at, key_head)
             tma_load(g, g_tiles.index(i), vg_bars.index(i), batch, at, head)
 
-    z_cos = gl.zeros([W, PARTIALS], gl.float32, Z_LAYOUT)
-    z_sin = z_cos
-    if USE_INITIAL_STATE:
-        if TILE_LIST:
-            slot = gl.where((chunks > 0) & (rest > CHUNK), slot, -1)
-        index = (slot * HEADS + head).to(gl.int64)
-        at, in_state = matrix_pointers(h0 + index * h0_stride, D, DV, W, STATE)
-        in_state = in_state & (slot >= 0)
-        s_cos = gl.load(at, mask=in_state, other=0.0)
-        s_sin = gl.load(at + D * DV, mask=in_state, other=0.0)
-        if slot >= 0:
-            z_cos = load_z_columns(z0 + index * z0_stride, D, W, WARPS)
-            z_sin = load_z_columns(z0 + index * z0_stride + D, D, W, WARPS)
-    else:
-        s_cos = gl.zeros([W, W], gl.float32, STATE)
-        s_sin = gl.zeros([W, W], gl.float32, STATE)
+    if USE_INITIAL_STATE and TILE_LIST:
+        slot = gl.where((chunks > 0) & (rest > CHUNK), slot, -1)
+    z_cos, z_sin, s_cos, s_sin = initial_state(
+        h0, z0, slot, head, h0_stride, z0_stride, HEADS, D, DV, W, USE_INITIAL_STATE, WARPS
+    )
 
     q_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     delta_rows = gl.arange(0, CHUNK, layout=row_slice(selector_layout(WARPS)))
@@ -185,16 +173,12 @@ def chunk_bwd_dkv(
         zero = opaque_zero(t)
         k_sin = k_sin_smem.index(zero)
         q_sin = q_sin_smem.index(zero)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         selector = selector_smem.index(zero)
         if has_prev:
-            s_cos_tile.store(s_cos.to(gl.bfloat16))
-            s_sin_tile.store(s_sin.to(gl.bfloat16))
-            z_cos_tile.store(z_cos.to(gl.bfloat16))
-            z_sin_tile.store(z_sin.to(gl.bfloat16))
+            copy_state_to_smem(
+                s_cos, s_sin, z_cos, z_sin, s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile
+            )  # fmt: skip
         cos, sin = phases(origin + before + q_rows, angle_step)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         q_cos = as_matrix(q_tiles.index(stage))
@@ -240,12 +224,7 @@ def chunk_bwd_dkv(
         a = warpgroup_mma(ones_a, selector.permute((1, 0)), a, is_async=True)
         fence_async_shared()
         sync()
-        if IS_VARLEN and rest < CHUNK:
-            store_rows(
-                dv_ptr + head * DV, HEADS * DV, token, rest, as_matrix(out_tiles.index(0)), DV, COALESCED
-            )
-        else:
-            tma_store(dv, out_tiles.index(0), batch, token, head)
+        store_tile(dv, dv_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, DV, COALESCED, IS_VARLEN)
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
         a = gl.convert_layout(triu(a, mask_shift), dot_operand(OUT))
         cos_y, sin_y = phases(origin + before + y_rows, angle_step)
@@ -275,22 +254,18 @@ def chunk_bwd_dkv(
             if continues:
                 # Views of their own: an address computed in a branch must not be used after it.
                 fresh_zero = opaque_zero(rest)
-                b_cos = as_matrix(q_tiles.index(stage + fresh_zero)).permute((1, 0))
-                b_sin = q_sin_smem.index(fresh_zero).permute((1, 0))
-                c = as_matrix(g_tiles.index(vg_stage + fresh_zero))
-                delta_selector = selector_smem.index(fresh_zero)
-                s_cos = warpgroup_mma(b_cos, c, s_cos, use_acc=has_prev, is_async=True)
-                z_cos = warpgroup_mma(b_cos, delta_selector, z_cos, use_acc=has_prev, is_async=True)
-                s_sin = warpgroup_mma(b_sin, c, s_sin, use_acc=has_prev, is_async=True)
-                z_sin = warpgroup_mma(b_sin, delta_selector, z_sin, use_acc=has_prev, is_async=True)
+                s_cos, s_sin, z_cos, z_sin = add_to_state(
+                    as_matrix(q_tiles.index(stage + fresh_zero)), q_sin_smem.index(fresh_zero),
+                    as_matrix(g_tiles.index(vg_stage + fresh_zero)), selector_smem.index(fresh_zero), s_cos,
+                    s_sin, z_cos, z_sin, has_prev,
+                )  # fmt: skip
                 s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
                     num_outstanding=0, deps=[s_cos, s_sin, z_cos, z_sin]
                 )
         else:
-            s_cos_next = warpgroup_mma(q_cos.permute((1, 0)), tile_g, s_cos, is_async=True)
-            z_cos_next = warpgroup_mma(q_cos.permute((1, 0)), selector, z_cos, is_async=True)
-            s_sin_next = warpgroup_mma(q_sin.permute((1, 0)), tile_g, s_sin, is_async=True)
-            z_sin_next = warpgroup_mma(q_sin.permute((1, 0)), selector, z_sin, is_async=True)
+            s_cos_next, s_sin_next, z_cos_next, z_sin_next = add_to_state(
+                q_cos, q_sin, tile_g, selector, s_cos, s_sin, z_cos, z_sin, True
+            )
             x, a = warpgroup_mma_wait(num_outstanding=4, deps=[x, a])
         y = where_positive(x * sin_y[:, None], k_cos.load(OUT))
         if HAS_MASK:
@@ -308,10 +283,7 @@ def chunk_bwd_dkv(
         as_matrix(out_tiles.index(0)).store(y)
         fence_async_shared()
         sync()
-        if IS_VARLEN and rest < CHUNK:
-            store_rows(dk_ptr + head * D, HEADS * D, token, rest, as_matrix(out_tiles.index(0)), D, COALESCED)
-        else:
-            tma_store(dk, out_tiles.index(0), batch, token, head)
+        store_tile(dk, dk_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, D, COALESCED, IS_VARLEN)
         if t + STAGES < chunks:
             mbarrier.expect(bars.index(stage), 2 * TILE_BYTES)
             tma_load(q, q_tiles.index(stage), bars.index(stage), batch, token_ahead, head)
@@ -325,11 +297,6 @@ def chunk_bwd_dkv(
             token, before, rest = token_next, before_next, rest_next
     tma.store_wait(0)
     if STORE_FINAL_STATE:
-        index = (slot * HEADS + head).to(gl.int64)
-        at, in_state = matrix_pointers(ht + index * ht_stride, D, DV, W, STATE)
-        gl.store(at, s_cos, mask=in_state)
-        gl.store(at + D * DV, s_sin, mask=in_state)
-        feature = gl.arange(0, W, layout=row_slice(Z_LAYOUT))
-        z_pointers = zt + index * zt_stride + feature
-        gl.store(z_pointers, gl.sum(z_cos, axis=1), mask=feature < D)
-        gl.store(z_pointers + D, gl.sum(z_sin, axis=1), mask=feature < D)
+        store_final_state(
+            ht, zt, slot * HEADS + head, ht_stride, zt_stride, s_cos, s_sin, z_cos, z_sin, D, DV, W, WARPS
+        )  # fmt: skip

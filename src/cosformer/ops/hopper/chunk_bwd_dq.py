@@ -31,10 +31,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.bf16x2 import relu_phase, relu_phase_or_zero, tril, where_positive, zero_rows
 from cosformer.ops.hopper.partial_sums import (
     PARTIALS,
-    alloc_partials,
-    load_z_columns,
-    partials_layout,
     row_selector,
+)
+from cosformer.ops.hopper.state import (
+    add_to_state,
+    alloc_state,
+    copy_state_to_smem,
+    index_state,
+    initial_state,
 )
 from cosformer.ops.hopper.tile_access import locate_split_tiles, tile_at
 from cosformer.ops.hopper.tiles import (
@@ -46,15 +50,14 @@ from cosformer.ops.hopper.tiles import (
     coalesced,
     column_slice,
     dot_operand,
-    matrix_pointers,
+    inv_den_and_delta,
     mma_layout,
     opaque_zero,
     phases,
     row_slice,
-    store_rows,
+    store_tile,
     sync,
     tma_load,
-    tma_store,
 )
 
 RUNTIME = [
@@ -74,9 +77,7 @@ def chunk_bwd_dq(
 ):  # fmt: skip
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, W, WARPS)
-    STATE: gl.constexpr = mma_layout(W, W, WARPS)
     COALESCED: gl.constexpr = coalesced(W, WARPS)
-    Z_LAYOUT: gl.constexpr = partials_layout(W, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * W * 2
 
     pid = gl.program_id(0)
@@ -97,10 +98,7 @@ def chunk_bwd_dq(
     o_tiles = alloc_tiles(1, CHUNK, W)
     out_tiles = alloc_tiles(1, CHUNK, W)
     k_sin_smem = alloc_smem(CHUNK, W)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_partials(W)
-    z_sin_smem = alloc_partials(W)
+    state_smem = alloc_state(W)
     selector_smem = row_selector(WARPS)
     bars = alloc_barriers(STAGES)
     bar_q = alloc_barriers(1)
@@ -118,22 +116,11 @@ def chunk_bwd_dq(
             tma_load(v, v_tiles.index(i), bars.index(i), batch, at, key_head)
             tma_load(g, g_tiles.index(i), bars.index(i), batch, at, head)
 
-    z_cos = gl.zeros([W, PARTIALS], gl.float32, Z_LAYOUT)
-    z_sin = z_cos
-    if USE_INITIAL_STATE:
-        if TILE_LIST:
-            slot = gl.where((chunks > 0) & (before > 0), slot, -1)
-        index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
-        at, in_state = matrix_pointers(h0 + index * h0_stride, D, DV, W, STATE)
-        in_state = in_state & (slot >= 0)
-        s_cos = gl.load(at, mask=in_state, other=0.0)
-        s_sin = gl.load(at + D * DV, mask=in_state, other=0.0)
-        if slot >= 0:
-            z_cos = load_z_columns(z0 + index * z0_stride, D, W, WARPS)
-            z_sin = load_z_columns(z0 + index * z0_stride + D, D, W, WARPS)
-    else:
-        s_cos = gl.zeros([W, W], gl.float32, STATE)
-        s_sin = gl.zeros([W, W], gl.float32, STATE)
+    if USE_INITIAL_STATE and TILE_LIST:
+        slot = gl.where((chunks > 0) & (before > 0), slot, -1)
+    z_cos, z_sin, s_cos, s_sin = initial_state(
+        h0, z0, slot, key_head, h0_stride, z0_stride, HEADS // GROUP, D, DV, W, USE_INITIAL_STATE, WARPS
+    )
 
     g_rows = gl.arange(0, CHUNK, layout=row_slice(dot_operand(SCORES)))
     k_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
@@ -165,15 +152,11 @@ def chunk_bwd_dq(
         zero = opaque_zero(t)
         k_cos = as_matrix(k_tiles.index(stage))
         k_sin = k_sin_smem.index(zero)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         if has_prev:
-            s_cos_tile.store(s_cos.to(gl.bfloat16))
-            s_sin_tile.store(s_sin.to(gl.bfloat16))
-            z_cos_tile.store(z_cos.to(gl.bfloat16))
-            z_sin_tile.store(z_sin.to(gl.bfloat16))
+            copy_state_to_smem(
+                s_cos, s_sin, z_cos, z_sin, s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile
+            )  # fmt: skip
         cos, sin = phases(origin + before + k_rows, angle_step)
         keep = k_rows < rest
         if HAS_MASK:
@@ -188,12 +171,7 @@ def chunk_bwd_dq(
         mbarrier.wait(bar_o.index(0), t & 1)
         tile_g = as_matrix(g_tiles.index(stage))
         tile_v = as_matrix(v_tiles.index(stage))
-        grad = tile_g.load(dot_operand(SCORES)).to(gl.float32)
-        has_grad = gl.sum(gl.abs(grad), axis=1) != 0.0
-        delta = -gl.sum(grad * as_matrix(o_tiles.index(0)).load(dot_operand(SCORES)).to(gl.float32), axis=1)
-        delta = gl.where(has_grad & (den >= eps), delta, 0.0)
-        clamped_den = gl.where(den < eps, eps, den)
-        inv_den = gl.where(has_grad, 1.0 / clamped_den, 0.0)
+        inv_den, delta = inv_den_and_delta(tile_g, as_matrix(o_tiles.index(0)), den, eps, dot_operand(SCORES))
         x = k_cos.load(COALESCED)
         if HAS_MASK or IS_VARLEN:
             k_cos.store(relu_phase_or_zero(x, cos))
@@ -207,10 +185,9 @@ def chunk_bwd_dq(
         a = warpgroup_mma(tile_g, tile_v.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         if not TILE_LIST:
             selector = selector_smem.index(zero)
-            s_cos_next = warpgroup_mma(k_cos.permute((1, 0)), tile_v, s_cos, is_async=True)
-            z_cos_next = warpgroup_mma(k_cos.permute((1, 0)), selector, z_cos, is_async=True)
-            s_sin_next = warpgroup_mma(k_sin.permute((1, 0)), tile_v, s_sin, is_async=True)
-            z_sin_next = warpgroup_mma(k_sin.permute((1, 0)), selector, z_sin, is_async=True)
+            s_cos_next, s_sin_next, z_cos_next, z_sin_next = add_to_state(
+                k_cos, k_sin, tile_v, selector, s_cos, s_sin, z_cos, z_sin, True
+            )
         if t + 1 < chunks:
             mbarrier.expect(bar_o.index(0), TILE_BYTES)
             tma_load(o, o_tiles.index(0), bar_o.index(0), batch, token_next, head)
@@ -229,14 +206,11 @@ def chunk_bwd_dq(
             if continues:
                 # Views of their own: an address computed in a branch must not be used after it.
                 fresh_zero = opaque_zero(rest)
-                b_cos = as_matrix(k_tiles.index(stage + fresh_zero)).permute((1, 0))
-                b_sin = k_sin_smem.index(fresh_zero).permute((1, 0))
-                c = as_matrix(v_tiles.index(stage + fresh_zero))
-                selector = selector_smem.index(fresh_zero)
-                s_cos = warpgroup_mma(b_cos, c, s_cos, use_acc=has_prev, is_async=True)
-                z_cos = warpgroup_mma(b_cos, selector, z_cos, use_acc=has_prev, is_async=True)
-                s_sin = warpgroup_mma(b_sin, c, s_sin, use_acc=has_prev, is_async=True)
-                z_sin = warpgroup_mma(b_sin, selector, z_sin, use_acc=has_prev, is_async=True)
+                s_cos, s_sin, z_cos, z_sin = add_to_state(
+                    as_matrix(k_tiles.index(stage + fresh_zero)), k_sin_smem.index(fresh_zero),
+                    as_matrix(v_tiles.index(stage + fresh_zero)), selector_smem.index(fresh_zero), s_cos,
+                    s_sin, z_cos, z_sin, has_prev,
+                )  # fmt: skip
                 s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
                     num_outstanding=0, deps=[s_cos, s_sin, z_cos, z_sin]
                 )
@@ -271,10 +245,7 @@ def chunk_bwd_dq(
         as_matrix(out_tiles.index(0)).store(y)
         fence_async_shared()
         sync()
-        if IS_VARLEN and rest < CHUNK:
-            store_rows(dq_ptr + head * D, HEADS * D, token, rest, as_matrix(out_tiles.index(0)), D, COALESCED)
-        else:
-            tma_store(dq, out_tiles.index(0), batch, token, head)
+        store_tile(dq, dq_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, D, COALESCED, IS_VARLEN)
         if t + 1 < chunks:
             mbarrier.expect(bar_q.index(0), TILE_BYTES)
             tma_load(q, q_tiles.index(0), bar_q.index(0), batch, token_next, head)

@@ -38,11 +38,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from cosformer.ops.hopper.bf16x2 import mask_rows, relu_phase, relu_phase_or_zero, tril, zero_rows
 from cosformer.ops.hopper.partial_sums import (
     PARTIALS,
-    alloc_partials,
-    load_z_columns,
+    divide_by_den,
     load_z_columns_sum,
     partials_layout,
     row_selector,
+)
+from cosformer.ops.hopper.state import (
+    alloc_state,
+    copy_state_to_smem,
+    index_state,
+    initial_state,
+    store_final_state,
 )
 from cosformer.ops.hopper.tile_access import locate_split_tiles, tile_at
 from cosformer.ops.hopper.tiles import (
@@ -60,10 +66,9 @@ from cosformer.ops.hopper.tiles import (
     opaque_zero,
     phases,
     row_slice,
-    store_rows,
+    store_tile,
     sync,
     tma_load,
-    tma_store,
 )
 
 RUNTIME = [
@@ -87,9 +92,7 @@ def chunk_fwd(
     chunk."""
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, W, WARPS)
-    STATE: gl.constexpr = mma_layout(W, W, WARPS)
     ROW_PARTIALS: gl.constexpr = partials_layout(CHUNK, WARPS)
-    Z_LAYOUT: gl.constexpr = partials_layout(W, WARPS)
     COALESCED: gl.constexpr = coalesced(W, WARPS)
     IN_PLACE: gl.constexpr = W == 128
     STAGE_BYTES: gl.constexpr = 3 * CHUNK * W * 2
@@ -118,10 +121,7 @@ def chunk_fwd(
     else:
         q_sin_smem = alloc_smem(CHUNK, W)
     k_sin_smem = alloc_smem(CHUNK, W)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_partials(W)
-    z_sin_smem = alloc_partials(W)
+    state_smem = alloc_state(W)
     selector_smem = row_selector(WARPS)
     bars = alloc_barriers(STAGES)
     for i in gl.static_range(STAGES):
@@ -132,35 +132,25 @@ def chunk_fwd(
             tma_load(k, k_tiles.index(i), bars.index(i), batch, at, key_head)
             tma_load(v, v_tiles.index(i), bars.index(i), batch, at, key_head)
 
-    z_cos = gl.zeros([W, PARTIALS], gl.float32, Z_LAYOUT)
-    z_sin = z_cos
-    if USE_INITIAL_STATE:
-        if TILE_LIST:
-            slot = gl.where((chunks > 0) & (before > 0), slot, -1)
-        preceding = 0
-        if SUM_INITIAL_STATES:
-            preceding = begin // split_size
-            slot = (slot - preceding) * states_per_split
-            preceding *= states_per_split
+    if USE_INITIAL_STATE and TILE_LIST:
+        slot = gl.where((chunks > 0) & (before > 0), slot, -1)
+    if USE_INITIAL_STATE and SUM_INITIAL_STATES:
+        preceding = begin // split_size
+        slot = (slot - preceding) * states_per_split
+        preceding *= states_per_split
         index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
-        at, in_state = matrix_pointers(h0 + index * h0_stride, D, DV, W, STATE)
+        at, in_state = matrix_pointers(h0 + index * h0_stride, D, DV, W, mma_layout(W, W, WARPS))
         in_state = in_state & (slot >= 0)
-        if SUM_INITIAL_STATES:
-            state_stride = (HEADS // GROUP) * h0_stride.to(gl.int64)
-            z_pointers = z0 + index * z0_stride
-            s_cos = load_sum(at, in_state, preceding, state_stride)
-            s_sin = load_sum(at + D * DV, in_state, preceding, state_stride)
-            z_cos = load_z_columns_sum(z_pointers, preceding, state_stride, D, W, WARPS)
-            z_sin = load_z_columns_sum(z_pointers + D, preceding, state_stride, D, W, WARPS)
-        else:
-            s_cos = gl.load(at, mask=in_state, other=0.0)
-            s_sin = gl.load(at + D * DV, mask=in_state, other=0.0)
-            if slot >= 0:
-                z_cos = load_z_columns(z0 + index * z0_stride, D, W, WARPS)
-                z_sin = load_z_columns(z0 + index * z0_stride + D, D, W, WARPS)
+        state_stride = (HEADS // GROUP) * h0_stride.to(gl.int64)
+        z_pointers = z0 + index * z0_stride
+        s_cos = load_sum(at, in_state, preceding, state_stride)
+        s_sin = load_sum(at + D * DV, in_state, preceding, state_stride)
+        z_cos = load_z_columns_sum(z_pointers, preceding, state_stride, D, W, WARPS)
+        z_sin = load_z_columns_sum(z_pointers + D, preceding, state_stride, D, W, WARPS)
     else:
-        s_cos = gl.zeros([W, W], gl.float32, STATE)
-        s_sin = gl.zeros([W, W], gl.float32, STATE)
+        z_cos, z_sin, s_cos, s_sin = initial_state(
+            h0, z0, slot, key_head, h0_stride, z0_stride, HEADS // GROUP, D, DV, W, USE_INITIAL_STATE, WARPS
+        )
 
     q_rows = gl.arange(0, CHUNK, layout=row_slice(dot_operand(SCORES)))
     k_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
@@ -187,16 +177,12 @@ def chunk_fwd(
             )
             has_prev = before > 0
         zero = opaque_zero(t)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         selector = selector_smem.index(zero)
         if has_prev:
-            s_cos_tile.store(s_cos.to(gl.bfloat16))
-            s_sin_tile.store(s_sin.to(gl.bfloat16))
-            z_cos_tile.store(z_cos.to(gl.bfloat16))
-            z_sin_tile.store(z_sin.to(gl.bfloat16))
+            copy_state_to_smem(
+                s_cos, s_sin, z_cos, z_sin, s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile
+            )  # fmt: skip
         cos, sin = phases(origin + before + k_rows, angle_step)
         keep = k_rows < rest
         if HAS_MASK:
@@ -283,8 +269,7 @@ def chunk_fwd(
             acc, den_parts, p_out, p_parts, q_cos, q_sin = warpgroup_mma_wait(
                 num_outstanding=2, deps=[acc, den_parts, p_out, p_parts, q_cos, q_sin]
             )
-        den = gl.convert_layout(gl.sum(den_parts, axis=1), row_slice(OUT))
-        result = (acc * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16)
+        result, den = divide_by_den(acc, den_parts, eps, OUT)
         tma.store_wait(0)
         sync()
         as_matrix(out_tiles.index(0)).store(result)
@@ -293,12 +278,7 @@ def chunk_fwd(
         )
         fence_async_shared()
         sync()
-        if IS_VARLEN and rest < CHUNK:
-            store_rows(
-                o_ptr + head * DV, HEADS * DV, token, rest, as_matrix(out_tiles.index(0)), DV, COALESCED
-            )
-        else:
-            tma_store(o, out_tiles.index(0), batch, token, head)
+        store_tile(o, o_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, DV, COALESCED, IS_VARLEN)
         if t + STAGES < chunks:
             mbarrier.expect(bars.index(stage), STAGE_BYTES)
             tma_load(q, q_tiles.index(stage), bars.index(stage), batch, token_ahead, head)
@@ -310,11 +290,7 @@ def chunk_fwd(
             token, before, rest = token_next, before_next, rest_next
     tma.store_wait(0)
     if STORE_FINAL_STATE:
-        index = (slot * (HEADS // GROUP) + key_head).to(gl.int64)
-        at, in_state = matrix_pointers(ht + index * ht_stride, D, DV, W, STATE)
-        gl.store(at, s_cos, mask=in_state)
-        gl.store(at + D * DV, s_sin, mask=in_state)
-        feature = gl.arange(0, W, layout=row_slice(Z_LAYOUT))
-        z_pointers = zt + index * zt_stride + feature
-        gl.store(z_pointers, gl.sum(z_cos, axis=1), mask=feature < D)
-        gl.store(z_pointers + D, gl.sum(z_sin, axis=1), mask=feature < D)
+        store_final_state(
+            ht, zt, slot * (HEADS // GROUP) + key_head, ht_stride, zt_stride, s_cos, s_sin, z_cos, z_sin, D,
+            DV, W, WARPS,
+        )  # fmt: skip

@@ -15,19 +15,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from cosformer.ops.hopper.bf16x2 import relu_phase, relu_phase_or_zero, zero_rows
 from cosformer.ops.hopper.partial_sums import (
-    PARTIALS,
-    alloc_partials,
+    alloc_selector,
     partials_layout,
-    row_selector,
     selector_layout,
     weighted_selector,
 )
+from cosformer.ops.hopper.state import add_to_state, zero_state
 from cosformer.ops.hopper.tile_access import locate_cut_document, locate_part
 from cosformer.ops.hopper.tiles import (
     CHUNK,
@@ -42,7 +40,7 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     sync,
-    tma_load,
+    tma_load_pair,
 )
 
 RUNTIME = [
@@ -79,9 +77,7 @@ def chunk_state(
 ):  # fmt: skip
     """HEADS: those of b and c. h [slots, HEADS, 2 D (Dv + 1)]: S, then z. `unused_splits` splits of each row
     have no CTA, `unused_first` of them at its beginning."""
-    STATE: gl.constexpr = mma_layout(W, W, WARPS)
     COALESCED: gl.constexpr = coalesced(W, WARPS)
-    STAGE_BYTES: gl.constexpr = 2 * CHUNK * W * 2
     pid = gl.program_id(0)
     head = pid % HEADS
     split = pid // HEADS
@@ -105,20 +101,13 @@ def chunk_state(
     c_tiles = alloc_tiles(STAGES, CHUNK, W)
     b_cos_smem = alloc_smem(CHUNK, W)
     b_sin_smem = alloc_smem(CHUNK, W)
-    if OUTPUT == "dv":
-        selector_smem = alloc_partials(CHUNK)
-    else:
-        selector_smem = row_selector(WARPS)
+    selector_smem = alloc_selector(OUTPUT == "dv", WARPS)
     bars = alloc_barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            mbarrier.expect(bars.index(i), STAGE_BYTES)
-            tma_load(b, b_tiles.index(i), bars.index(i), batch, row_start + begin + i * CHUNK, head)
-            tma_load(c, c_tiles.index(i), bars.index(i), batch, row_start + begin + i * CHUNK, head)
-    s_cos = gl.zeros([W, W], gl.float32, STATE)
-    s_sin = gl.zeros([W, W], gl.float32, STATE)
-    z_cos = gl.zeros([W, PARTIALS], gl.float32, partials_layout(W, WARPS))
-    z_sin = z_cos
+            token = row_start + begin + i * CHUNK
+            tma_load_pair(b, c, b_tiles.index(i), c_tiles.index(i), bars.index(i), batch, token, head)
+    s_cos, s_sin, z_cos, z_sin = zero_state(W, WARPS)
     b_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     delta_rows = gl.arange(0, CHUNK, layout=row_slice(selector_layout(WARPS)))
     vec_offset = (batch * HEADS + head).to(gl.int64) * tokens + row_start
@@ -167,17 +156,15 @@ def chunk_state(
             b_cos.store(relu_phase(x, cos))
             b_sin.store(relu_phase(x, sin))
         fence_async_shared()
-        selector = selector_smem.index(zero)
-        s_cos = warpgroup_mma(b_cos.permute((1, 0)), tile_c, s_cos, is_async=True)
-        z_cos = warpgroup_mma(b_cos.permute((1, 0)), selector, z_cos, is_async=True)
-        s_sin = warpgroup_mma(b_sin.permute((1, 0)), tile_c, s_sin, is_async=True)
-        z_sin = warpgroup_mma(b_sin.permute((1, 0)), selector, z_sin, is_async=True)
+        s_cos, s_sin, z_cos, z_sin = add_to_state(
+            b_cos, b_sin, tile_c, selector_smem.index(zero), s_cos, s_sin, z_cos, z_sin, True
+        )
         s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(num_outstanding=0, deps=[s_cos, s_sin, z_cos, z_sin])
         sync()
         if t + STAGES < chunks:
             token = row_start + before + STAGES * CHUNK
-            mbarrier.expect(bars.index(stage), STAGE_BYTES)
-            tma_load(b, b_tiles.index(stage), bars.index(stage), batch, token, head)
-            tma_load(c, c_tiles.index(stage), bars.index(stage), batch, token, head)
+            tma_load_pair(
+                b, c, b_tiles.index(stage), c_tiles.index(stage), bars.index(stage), batch, token, head
+            )  # fmt: skip
     index = gl.where(slot >= 0, slot * HEADS + head, -1)
     store_state(h_ptr, index, s_cos, s_sin, z_cos, z_sin, D, DV, W, WARPS)

@@ -45,6 +45,16 @@ def row_selector(WARPS: gl.constexpr):
 
 
 @gluon.jit
+def alloc_selector(WEIGHTED: gl.constexpr, WARPS: gl.constexpr):
+    """Shared memory for the `weighted_selector` of each tile, or `row_selector` if there are no weights."""
+    if WEIGHTED:
+        selector = alloc_partials(CHUNK)
+    else:
+        selector = row_selector(WARPS)
+    return selector
+
+
+@gluon.jit
 def weighted_selector(weight, selector, WARPS: gl.constexpr):
     """A selector with a weight for each row, in two bfloat16: half of the partial sums take the high bits,
     half the remainder."""
@@ -56,6 +66,13 @@ def weighted_selector(weight, selector, WARPS: gl.constexpr):
     split_weight = gl.where((j < HALF)[None, :], high[:, None], (weight - high)[:, None])
     selected = (i % HALF)[:, None] == (j % HALF)[None, :]
     selector.store(gl.where(selected, split_weight, 0.0).to(gl.bfloat16))
+
+
+@gluon.jit
+def divide_by_den(acc, den_parts, eps, LAYOUT: gl.constexpr):
+    """The output acc / max(den, eps) in bfloat16, and den, the sum of its parts. LAYOUT: that of acc."""
+    den = gl.convert_layout(gl.sum(den_parts, axis=1), row_slice(LAYOUT))
+    return (acc * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16), den
 
 
 @gluon.jit

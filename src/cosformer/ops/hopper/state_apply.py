@@ -19,12 +19,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cosformer.ops.hopper.bf16x2 import relu_phase
-from cosformer.ops.hopper.partial_sums import PARTIALS, load_z_rows, load_z_rows_sum
+from cosformer.ops.hopper.partial_sums import PARTIALS, divide_by_den, load_z_rows, load_z_rows_sum
+from cosformer.ops.hopper.state import alloc_state_z_rows, index_state
 from cosformer.ops.hopper.tile_access import locate_part
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
-    alloc_smem,
     alloc_tiles,
     as_matrix,
     coalesced,
@@ -49,17 +49,17 @@ RUNTIME = [
 
 @gluon.jit
 def load_state_sum_to_smem(
-    h0, z0, count, state_stride, s_cos_smem, s_sin_smem, z_cos_smem, z_sin_smem, D: gl.constexpr,
-    DV: gl.constexpr, W: gl.constexpr, COALESCED: gl.constexpr,
+    h0, z0, count, state_stride, smem, D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr,
+    COALESCED: gl.constexpr,
 ):  # fmt: skip
     """As `load_state_to_smem`, for the sum of `count` states, `state_stride` elements apart."""
     at, in_state = matrix_pointers(h0, D, DV, W, COALESCED)
-    s_cos_smem.index(0).store(load_sum(at, in_state, count, state_stride).to(gl.bfloat16))
-    s_sin_smem.index(0).store(load_sum(at + D * DV, in_state, count, state_stride).to(gl.bfloat16))
-    z_cos_smem.index(0).store(
+    smem[0].index(0).store(load_sum(at, in_state, count, state_stride).to(gl.bfloat16))
+    smem[1].index(0).store(load_sum(at + D * DV, in_state, count, state_stride).to(gl.bfloat16))
+    smem[2].index(0).store(
         load_z_rows_sum(z0, count, state_stride, PARTIALS, D, W, COALESCED).to(gl.bfloat16)
     )
-    z_sin_smem.index(0).store(
+    smem[3].index(0).store(
         load_z_rows_sum(z0 + D, count, state_stride, PARTIALS, D, W, COALESCED).to(gl.bfloat16)
     )
     fence_async_shared()
@@ -67,19 +67,19 @@ def load_state_sum_to_smem(
 
 @gluon.jit
 def load_state_to_smem(
-    h0, z0, index, h0_stride, z0_stride, s_cos_smem, s_sin_smem, z_cos_smem, z_sin_smem, SHARES: gl.constexpr,
-    D: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, COALESCED: gl.constexpr,
+    h0, z0, index, h0_stride, z0_stride, smem, SHARES: gl.constexpr, D: gl.constexpr, DV: gl.constexpr,
+    W: gl.constexpr, COALESCED: gl.constexpr,
 ):  # fmt: skip
     """A state from global to shared memory, in bfloat16; z as PARTIALS equal rows, of which SHARES add up to
     z."""
     index = index.to(gl.int64)
     at, in_state = matrix_pointers(h0 + index * h0_stride, D, DV, W, COALESCED)
-    s_cos_smem.index(0).store(gl.load(at, mask=in_state, other=0.0).to(gl.bfloat16))
-    s_sin_smem.index(0).store(gl.load(at + D * DV, mask=in_state, other=0.0).to(gl.bfloat16))
-    z_cos_smem.index(0).store(
+    smem[0].index(0).store(gl.load(at, mask=in_state, other=0.0).to(gl.bfloat16))
+    smem[1].index(0).store(gl.load(at + D * DV, mask=in_state, other=0.0).to(gl.bfloat16))
+    smem[2].index(0).store(
         load_z_rows(z0 + index * z0_stride, PARTIALS, SHARES, D, W, COALESCED).to(gl.bfloat16)
     )
-    z_sin_smem.index(0).store(
+    smem[3].index(0).store(
         load_z_rows(z0 + index * z0_stride + D, PARTIALS, SHARES, D, W, COALESCED).to(gl.bfloat16)
     )
     fence_async_shared()
@@ -107,10 +107,7 @@ def state_apply_o(
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
     q_tiles = alloc_tiles(STAGES, CHUNK, W)
     out_tiles = alloc_tiles(2, CHUNK, W)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_smem(PARTIALS, W)
-    z_sin_smem = alloc_smem(PARTIALS, W)
+    state_smem = alloc_state_z_rows(W)
     bars = alloc_barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
@@ -123,13 +120,13 @@ def state_apply_o(
             state_stride = (HEADS // GROUP) * h0_stride.to(gl.int64)
             first_state = row * states_per_row * state_stride + head // GROUP * h0_stride
             load_state_sum_to_smem(
-                h0 + first_state, z0 + first_state, states_per_row, state_stride, s_cos_smem, s_sin_smem,
-                z_cos_smem, z_sin_smem, D, DV, W, COALESCED,
+                h0 + first_state, z0 + first_state, states_per_row, state_stride, state_smem, D, DV, W,
+                COALESCED,
             )  # fmt: skip
         else:
             load_state_to_smem(
-                h0, z0, row * (HEADS // GROUP) + head // GROUP, h0_stride, z0_stride, s_cos_smem, s_sin_smem,
-                z_cos_smem, z_sin_smem, PARTIALS, D, DV, W, COALESCED,
+                h0, z0, row * (HEADS // GROUP) + head // GROUP, h0_stride, z0_stride, state_smem, PARTIALS, D,
+                DV, W, COALESCED,
             )  # fmt: skip
     q_rows = gl.arange(0, CHUNK, layout=row_slice(dot_operand(OUT)))
     o_rows = gl.arange(0, CHUNK, layout=row_slice(OUT))
@@ -140,10 +137,7 @@ def state_apply_o(
         before = begin + t * CHUNK
         token = row_start + before
         zero = opaque_zero(t)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         cos, sin = phases(origin + before + q_rows, angle_step)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         x = as_matrix(q_tiles.index(stage)).load(dot_operand(OUT))
@@ -160,8 +154,7 @@ def state_apply_o(
         acc, den_parts, q_cos, q_sin = warpgroup_mma_wait(
             num_outstanding=0, deps=[acc, den_parts, q_cos, q_sin]
         )
-        den = gl.convert_layout(gl.sum(den_parts, axis=1), row_slice(OUT))
-        result = (acc * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16)
+        result, den = divide_by_den(acc, den_parts, eps, OUT)
         tma.store_wait(1)
         sync()
         if t + STAGES < chunks:

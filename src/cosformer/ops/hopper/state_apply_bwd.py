@@ -28,10 +28,10 @@ from cosformer.ops.hopper.chunk_state import store_state
 from cosformer.ops.hopper.partial_sums import (
     PARTIALS,
     alloc_partials,
-    partials_layout,
     selector_layout,
     weighted_selector,
 )
+from cosformer.ops.hopper.state import add_to_state, alloc_state_z_rows, index_state, zero_state
 from cosformer.ops.hopper.state_apply import load_state_to_smem
 from cosformer.ops.hopper.tile_access import locate_part
 from cosformer.ops.hopper.tiles import (
@@ -42,6 +42,7 @@ from cosformer.ops.hopper.tiles import (
     as_matrix,
     coalesced,
     dot_operand,
+    inv_den_and_delta,
     mma_layout,
     opaque_zero,
     phases,
@@ -49,6 +50,7 @@ from cosformer.ops.hopper.tiles import (
     store_rows,
     sync,
     tma_load,
+    tma_load_pair,
     tma_store,
 )
 
@@ -68,14 +70,12 @@ def state_apply_dq(
 ):  # fmt: skip
     """h [slots, GROUP, key heads, 2 D (Dv + 1)]: R of each split and head."""
     OUT: gl.constexpr = mma_layout(CHUNK, W, WARPS)
-    STATE: gl.constexpr = mma_layout(W, W, WARPS)
     COALESCED: gl.constexpr = coalesced(W, WARPS)
     STAGE_BYTES: gl.constexpr = 3 * CHUNK * W * 2
-    pid = gl.program_id(0)
-    head = pid % HEADS
+    head = gl.program_id(0) % HEADS
     row, batch, row_start, begin, end, slot = locate_part(
-        pid // HEADS, cu_seqlens, split_doc, doc_first_split, split_slot, tile_list, length, splits_per_row,
-        split_size, IS_VARLEN, TILE_LIST,
+        gl.program_id(0) // HEADS, cu_seqlens, split_doc, doc_first_split, split_slot, tile_list, length,
+        splits_per_row, split_size, IS_VARLEN, TILE_LIST,
     )  # fmt: skip
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
     q_tiles = alloc_tiles(STAGES, CHUNK, W)
@@ -85,10 +85,7 @@ def state_apply_dq(
     q_cos_smem = alloc_smem(CHUNK, W)
     q_sin_smem = alloc_smem(CHUNK, W)
     selector_smem = alloc_partials(CHUNK)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_smem(PARTIALS, W)
-    z_sin_smem = alloc_smem(PARTIALS, W)
+    state_smem = alloc_state_z_rows(W)
     bars = alloc_barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
@@ -101,13 +98,10 @@ def state_apply_dq(
         if HAS_POSITIONS:
             origin += gl.load(positions_ptr + row).to(gl.int32)
         load_state_to_smem(
-            h0, z0, row * (HEADS // GROUP) + head // GROUP, h0_stride, z0_stride, s_cos_smem, s_sin_smem,
-            z_cos_smem, z_sin_smem, 1, D, DV, W, COALESCED,
+            h0, z0, row * (HEADS // GROUP) + head // GROUP, h0_stride, z0_stride, state_smem, 1, D, DV, W,
+            COALESCED,
         )  # fmt: skip
-    r_cos = gl.zeros([W, W], gl.float32, STATE)
-    r_sin = gl.zeros([W, W], gl.float32, STATE)
-    z_cos = gl.zeros([W, PARTIALS], gl.float32, partials_layout(W, WARPS))
-    z_sin = z_cos
+    r_cos, r_sin, z_cos, z_sin = zero_state(W, WARPS)
     q_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     y_rows = gl.arange(0, CHUNK, layout=row_slice(OUT))
     zero_out = gl.zeros([CHUNK, W], gl.float32, OUT)
@@ -121,10 +115,7 @@ def state_apply_dq(
         q_cos = q_cos_smem.index(zero)
         q_sin = q_sin_smem.index(zero)
         selector = selector_smem.index(zero)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         in_state = before + q_rows < end
         cos, sin = phases(origin + before + q_rows, angle_step)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
@@ -132,12 +123,7 @@ def state_apply_dq(
         tile_g = as_matrix(g_tiles.index(stage))
         if IS_VARLEN and before + CHUNK > end:
             zero_rows(tile_g, in_state, COALESCED)
-        grad = tile_g.load(COALESCED).to(gl.float32)
-        has_grad = gl.sum(gl.abs(grad), axis=1) != 0.0
-        delta = -gl.sum(grad * as_matrix(o_tiles.index(stage)).load(COALESCED).to(gl.float32), axis=1)
-        delta = gl.where(has_grad & (den >= eps), delta, 0.0)
-        clamped_den = gl.where(den < eps, eps, den)
-        inv_den = gl.where(has_grad, 1.0 / clamped_den, 0.0)
+        inv_den, delta = inv_den_and_delta(tile_g, as_matrix(o_tiles.index(stage)), den, eps, COALESCED)
         x = tile_q.load(COALESCED)
         q_cos.store(relu_phase_or_zero(x, cos * inv_den))
         q_sin.store(relu_phase_or_zero(x, sin * inv_den))
@@ -147,10 +133,9 @@ def state_apply_dq(
         x = warpgroup_mma(selector, z_cos_tile, x, is_async=True)
         y = warpgroup_mma(tile_g, s_sin_tile.permute((1, 0)), zero_out, use_acc=False, is_async=True)
         y = warpgroup_mma(selector, z_sin_tile, y, is_async=True)
-        r_cos_next = warpgroup_mma(q_cos.permute((1, 0)), tile_g, r_cos, is_async=True)
-        z_cos_next = warpgroup_mma(q_cos.permute((1, 0)), selector, z_cos, is_async=True)
-        r_sin_next = warpgroup_mma(q_sin.permute((1, 0)), tile_g, r_sin, is_async=True)
-        z_sin_next = warpgroup_mma(q_sin.permute((1, 0)), selector, z_sin, is_async=True)
+        r_cos_next, r_sin_next, z_cos_next, z_sin_next = add_to_state(
+            q_cos, q_sin, tile_g, selector, r_cos, r_sin, z_cos, z_sin, True
+        )
         x, y = warpgroup_mma_wait(num_outstanding=4, deps=[x, y])
         cos_y, sin_y = phases(origin + before + y_rows, angle_step)
         inv_den_y = gl.convert_layout(inv_den, row_slice(OUT))
@@ -196,33 +181,26 @@ def state_apply_dkv(
     """HEADS: key heads."""
     OUT: gl.constexpr = mma_layout(CHUNK, W, WARPS)
     COALESCED: gl.constexpr = coalesced(W, WARPS)
-    STAGE_BYTES: gl.constexpr = 2 * CHUNK * W * 2
-    pid = gl.program_id(0)
-    head = pid % HEADS
+    head = gl.program_id(0) % HEADS
     row, batch, row_start, begin, end, _ = locate_part(
-        pid // HEADS, cu_seqlens, split_doc, doc_first_split, split_slot, tile_list, length, splits_per_row,
-        split_size, IS_VARLEN, TILE_LIST,
+        gl.program_id(0) // HEADS, cu_seqlens, split_doc, doc_first_split, split_slot, tile_list, length,
+        splits_per_row, split_size, IS_VARLEN, TILE_LIST,
     )  # fmt: skip
     chunks = gl.maximum(end - begin + CHUNK - 1, 0) // CHUNK
     k_tiles = alloc_tiles(STAGES, CHUNK, W)
     v_tiles = alloc_tiles(STAGES, CHUNK, W)
     out_tiles = alloc_tiles(2, CHUNK, W)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_smem(PARTIALS, W)
-    z_sin_smem = alloc_smem(PARTIALS, W)
+    state_smem = alloc_state_z_rows(W)
     bars = alloc_barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            mbarrier.expect(bars.index(i), STAGE_BYTES)
-            tma_load(k, k_tiles.index(i), bars.index(i), batch, row_start + begin + i * CHUNK, head)
-            tma_load(v, v_tiles.index(i), bars.index(i), batch, row_start + begin + i * CHUNK, head)
+            token = row_start + begin + i * CHUNK
+            tma_load_pair(k, v, k_tiles.index(i), v_tiles.index(i), bars.index(i), batch, token, head)
     if chunks > 0:
         if HAS_POSITIONS:
             origin += gl.load(positions_ptr + row).to(gl.int32)
         load_state_to_smem(
-            h0, z0, row * HEADS + head, h0_stride, z0_stride, s_cos_smem, s_sin_smem, z_cos_smem, z_sin_smem,
-            PARTIALS, D, DV, W, COALESCED,
+            h0, z0, row * HEADS + head, h0_stride, z0_stride, state_smem, PARTIALS, D, DV, W, COALESCED,
         )  # fmt: skip
     k_rows = gl.arange(0, CHUNK, layout=row_slice(dot_operand(OUT)))
     y_rows = gl.arange(0, CHUNK, layout=row_slice(OUT))
@@ -233,10 +211,7 @@ def state_apply_dkv(
         before = begin + t * CHUNK
         token = row_start + before
         zero = opaque_zero(t)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         cos, sin = phases(origin + before + k_rows, angle_step)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         tile_k = as_matrix(k_tiles.index(stage))
@@ -283,8 +258,8 @@ def state_apply_dkv(
             tma_store(dk, out_tiles.index(0), batch, token, head)
             tma_store(dv, out_tiles.index(1), batch, token, head)
         if t + STAGES < chunks:
-            token_ahead = token + STAGES * CHUNK
-            mbarrier.expect(bars.index(stage), STAGE_BYTES)
-            tma_load(k, k_tiles.index(stage), bars.index(stage), batch, token_ahead, head)
-            tma_load(v, v_tiles.index(stage), bars.index(stage), batch, token_ahead, head)
+            tma_load_pair(
+                k, v, k_tiles.index(stage), v_tiles.index(stage), bars.index(stage), batch,
+                token + STAGES * CHUNK, head,
+            )  # fmt: skip
     tma.store_wait(0)

@@ -92,6 +92,14 @@ def tma_load(tensor, tile, bar, batch, token, head):
 
 
 @gluon.jit
+def tma_load_pair(x, y, x_tile, y_tile, bar, batch, token, head):
+    """Starts the loads of the same tile of two tensors."""
+    mbarrier.expect(bar, 2 * CHUNK * x_tile.shape[3] * 2)
+    tma_load(x, x_tile, bar, batch, token, head)
+    tma_load(y, y_tile, bar, batch, token, head)
+
+
+@gluon.jit
 def tma_store(tensor, tile, batch, token, head):
     tma.async_copy_shared_to_global(tensor, [batch, token, head, 0], tile)
 
@@ -138,6 +146,30 @@ def store_rows(tensor_pointer, stride, first, count, tile, WIDTH: gl.constexpr, 
     j = gl.arange(0, tile.shape[1], layout=column_slice(LAYOUT))
     pointers = tensor_pointer + (first + i).to(gl.int64)[:, None] * stride + j[None, :]
     gl.store(pointers, tile.load(LAYOUT), mask=(i < count)[:, None] & (j < WIDTH)[None, :])
+
+
+@gluon.jit
+def inv_den_and_delta(tile_g, tile_o, den, eps, LAYOUT: gl.constexpr):
+    """inv_den and delta (ops/gpu/rows.py) of each row of a tile. Both are zero where g is, so that a row
+    without a gradient adds nothing, whatever it holds."""
+    grad = tile_g.load(LAYOUT).to(gl.float32)
+    has_grad = gl.sum(gl.abs(grad), axis=1) != 0.0
+    delta = -gl.sum(grad * tile_o.load(LAYOUT).to(gl.float32), axis=1)
+    delta = gl.where(has_grad & (den >= eps), delta, 0.0)
+    inv_den = gl.where(has_grad, 1.0 / gl.where(den < eps, eps, den), 0.0)
+    return inv_den, delta
+
+
+@gluon.jit
+def store_tile(
+    tensor, pointer, tile, batch, token, rest, head, HEADS: gl.constexpr, WIDTH: gl.constexpr,
+    LAYOUT: gl.constexpr, IS_VARLEN: gl.constexpr,
+):  # fmt: skip
+    """Stores a tile; with TMA, unless a document ends within it. `pointer`: the tensor's first element."""
+    if IS_VARLEN and rest < CHUNK:
+        store_rows(pointer + head * WIDTH, HEADS * WIDTH, token, rest, as_matrix(tile), WIDTH, LAYOUT)
+    else:
+        tma_store(tensor, tile, batch, token, head)
 
 
 @gluon.jit

@@ -27,20 +27,20 @@ from cosformer.ops.hopper.bf16x2 import relu_phase, relu_phase_or_zero, where_po
 from cosformer.ops.hopper.partial_sums import (
     PARTIALS,
     alloc_partials,
-    partials_layout,
     row_selector,
     selector_layout,
     weighted_selector,
 )
+from cosformer.ops.hopper.state import add_to_state, alloc_state, index_state, zero_state
 from cosformer.ops.hopper.tile_access import tile_at, uncut_tiles
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
-    alloc_smem,
     alloc_tiles,
     as_matrix,
     coalesced,
     dot_operand,
+    inv_den_and_delta,
     mma_layout,
     opaque_zero,
     phases,
@@ -50,6 +50,7 @@ from cosformer.ops.hopper.tiles import (
 from cosformer.ops.hopper.varlen_bidir_fwd import (
     RUNTIME,
     add_tile_to_state,
+    load_first_steps,
     load_next_step,
     store_state_to_smem,
     store_tile,
@@ -71,11 +72,7 @@ def compute_dq(
     cos, sin = phases(before + q_rows, angle_step)
     if rest < CHUNK:
         zero_rows(tile_g, q_rows < rest, COALESCED)
-    grad = tile_g.load(COALESCED).to(gl.float32)
-    has_grad = gl.sum(gl.abs(grad), axis=1) != 0.0
-    delta = -gl.sum(grad * tile_o.load(COALESCED).to(gl.float32), axis=1)
-    delta = gl.where(has_grad & (den >= eps), delta, 0.0)
-    inv_den = gl.where(has_grad, 1.0 / gl.where(den < eps, eps, den), 0.0)
+    inv_den, delta = inv_den_and_delta(tile_g, tile_o, den, eps, COALESCED)
     x = tile_q.load(COALESCED)
     tile_q.store(relu_phase_or_zero(x, cos * inv_den))
     tile_o.store(relu_phase_or_zero(x, sin * inv_den))
@@ -87,10 +84,9 @@ def compute_dq(
     x = warpgroup_mma(delta_cols, z_cos_tile.permute((1, 0)), x, is_async=True)
     y = warpgroup_mma(tile_g, s_sin_tile.permute((1, 0)), zero_out, use_acc=False, is_async=True)
     y = warpgroup_mma(delta_cols, z_sin_tile.permute((1, 0)), y, is_async=True)
-    r_cos = warpgroup_mma(tile_q.permute((1, 0)), tile_g, s_cos, is_async=True)
-    z_cos = warpgroup_mma(tile_q.permute((1, 0)), selector, z_cos, is_async=True)
-    r_sin = warpgroup_mma(tile_o.permute((1, 0)), tile_g, s_sin, is_async=True)
-    z_sin = warpgroup_mma(tile_o.permute((1, 0)), selector, z_sin, is_async=True)
+    r_cos, r_sin, z_cos, z_sin = add_to_state(
+        tile_q, tile_o, tile_g, selector, s_cos, s_sin, z_cos, z_sin, True
+    )
     x, y, delta_cols = warpgroup_mma_wait(num_outstanding=4, deps=[x, y, delta_cols])
     cos_y, sin_y = phases(before + y_rows, angle_step)
     inv_den_y = gl.convert_layout(inv_den, row_slice(OUT))
@@ -102,7 +98,7 @@ def compute_dq(
     as_matrix(out_tiles).store(y)
     fence_async_shared()
     sync()
-    store_tile(dq, dq_ptr, out_tiles, token, rest, head, HEADS, D, COALESCED)
+    store_tile(dq, dq_ptr, out_tiles, 0, token, rest, head, HEADS, D, COALESCED, True)
     return s_cos, s_sin, z_cos, z_sin
 
 
@@ -137,12 +133,12 @@ def compute_dkv(
     as_matrix(out_tiles.index(0)).store(y)
     fence_async_shared()
     sync()
-    store_tile(dk, dk_ptr, out_tiles.index(0), token, rest, head, HEADS, D, COALESCED)
+    store_tile(dk, dk_ptr, out_tiles.index(0), 0, token, rest, head, HEADS, D, COALESCED, True)
     dv_acc, k_cos, k_sin = warpgroup_mma_wait(num_outstanding=0, deps=[dv_acc, k_cos, k_sin])
     as_matrix(out_tiles.index(1)).store(dv_acc.to(gl.bfloat16))
     fence_async_shared()
     sync()
-    store_tile(dv, dv_ptr, out_tiles.index(1), token, rest, head, HEADS, DV, COALESCED)
+    store_tile(dv, dv_ptr, out_tiles.index(1), 0, token, rest, head, HEADS, DV, COALESCED, True)
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
@@ -152,7 +148,6 @@ def varlen_bidir_bwd(
     STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: query heads."""
-    STATE: gl.constexpr = mma_layout(W, W, WARPS)
     COALESCED: gl.constexpr = coalesced(W, WARPS)
     KEY_HEADS: gl.constexpr = HEADS // GROUP
     pid = gl.program_id(0)
@@ -163,22 +158,13 @@ def varlen_bidir_bwd(
     y_tiles = alloc_tiles(STAGES, CHUNK, W)
     o_tiles = alloc_tiles(STAGES, CHUNK, W)
     out_tiles = alloc_tiles(2, CHUNK, W)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_partials(W)
-    z_sin_smem = alloc_partials(W)
+    state_smem = alloc_state(W)
     selector_smem = row_selector(WARPS)
     delta_smem = alloc_partials(CHUNK)
     bars = alloc_barriers(STAGES)
-    load_tile = i
-    phase = i * 0
-    token, before, length = tile_at(gl.where(i < end, i, 0), tile_list, 0, 0, 0, True)
-    at, rest = token, length
-    for n in gl.static_range(STAGES):
-        load_tile, phase, at, before, rest = load_next_step(
-            load_tile, phase, at, before, rest, end, tile_list, q, k, v, g, o, x_tiles.index(n),
-            y_tiles.index(n), o_tiles.index(n), bars.index(n), key_head, GROUP, True,
-        )  # fmt: skip
+    load_tile, phase, at, before, rest, token, length = load_first_steps(
+        i, end, tile_list, q, k, v, g, o, x_tiles, y_tiles, o_tiles, bars, key_head, GROUP, STAGES, True
+    )
     q_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     step = 0
     while i < end:
@@ -187,10 +173,7 @@ def varlen_bidir_bwd(
         token_next, _, length_next = tile_at(gl.minimum(i, end - 1), tile_list, 0, 0, 0, True)
         den_pointers = den_ptr + (key_head * GROUP).to(gl.int64) * tokens + token + q_rows
         den = gl.load(den_pointers, mask=q_rows < length, other=1.0)
-        s_cos = gl.zeros([W, W], gl.float32, STATE)
-        s_sin = gl.zeros([W, W], gl.float32, STATE)
-        z_cos = gl.zeros([W, PARTIALS], gl.float32, partials_layout(W, WARPS))
-        z_sin = z_cos
+        s_cos, s_sin, z_cos, z_sin = zero_state(W, WARPS)
         for t in range(tiles):
             stage = step % STAGES
             zero = opaque_zero(t)
@@ -207,14 +190,8 @@ def varlen_bidir_bwd(
                 y_tiles.index(stage), o_tiles.index(stage), bars.index(stage), key_head, GROUP, True,
             )  # fmt: skip
             step += 1
-        store_state_to_smem(
-            s_cos, s_sin, z_cos, z_sin, s_cos_smem.index(0), s_sin_smem.index(0), z_cos_smem.index(0),
-            z_sin_smem.index(0),
-        )  # fmt: skip
-        s_cos = gl.zeros([W, W], gl.float32, STATE)
-        s_sin = gl.zeros([W, W], gl.float32, STATE)
-        z_cos = gl.zeros([W, PARTIALS], gl.float32, partials_layout(W, WARPS))
-        z_sin = z_cos
+        store_state_to_smem(s_cos, s_sin, z_cos, z_sin, state_smem)
+        s_cos, s_sin, z_cos, z_sin = zero_state(W, WARPS)
         for t in range(tiles * GROUP):
             stage = step % STAGES
             zero = opaque_zero(t)
@@ -224,9 +201,8 @@ def varlen_bidir_bwd(
             s_cos, s_sin, z_cos, z_sin = compute_dq(
                 dq, dq_ptr, as_matrix(x_tiles.index(stage + zero)), as_matrix(y_tiles.index(stage)),
                 as_matrix(o_tiles.index(stage + zero)), out_tiles.index(0), delta_smem.index(zero),
-                s_cos_smem.index(zero), s_sin_smem.index(zero), z_cos_smem.index(zero),
-                z_sin_smem.index(zero), s_cos, s_sin, z_cos, z_sin, den, token + tile_begin, tile_begin,
-                length - tile_begin, head, angle_step, eps, HEADS, D, W, WARPS,
+                *index_state(state_smem, zero), s_cos, s_sin, z_cos, z_sin, den, token + tile_begin,
+                tile_begin, length - tile_begin, head, angle_step, eps, HEADS, D, W, WARPS,
             )  # fmt: skip
             load_tile, phase, at, before, rest = load_next_step(
                 load_tile, phase, at, before, rest, end, tile_list, q, k, v, g, o, x_tiles.index(stage),
@@ -244,10 +220,7 @@ def varlen_bidir_bwd(
             den = gl.load(
                 den_pointers, mask=(q_rows < length - tile_begin) & (t + 1 < tiles * GROUP), other=1.0
             )
-        store_state_to_smem(
-            s_cos, s_sin, z_cos, z_sin, s_cos_smem.index(0), s_sin_smem.index(0), z_cos_smem.index(0),
-            z_sin_smem.index(0),
-        )  # fmt: skip
+        store_state_to_smem(s_cos, s_sin, z_cos, z_sin, state_smem)
         for t in range(tiles):
             stage = step % STAGES
             zero = opaque_zero(t)
@@ -255,9 +228,8 @@ def varlen_bidir_bwd(
             mbarrier.wait(bars.index(stage), (step // STAGES) & 1)
             compute_dkv(
                 dk, dv, dk_ptr, dv_ptr, as_matrix(x_tiles.index(stage)), as_matrix(y_tiles.index(stage)),
-                out_tiles, s_cos_smem.index(zero), s_sin_smem.index(zero), z_cos_smem.index(zero),
-                z_sin_smem.index(zero), token + tile_begin, tile_begin, length - tile_begin, key_head,
-                angle_step, KEY_HEADS, D, DV, W, WARPS,
+                out_tiles, *index_state(state_smem, zero), token + tile_begin, tile_begin,
+                length - tile_begin, key_head, angle_step, KEY_HEADS, D, DV, W, WARPS,
             )  # fmt: skip
             load_tile, phase, at, before, rest = load_next_step(
                 load_tile, phase, at, before, rest, end, tile_list, q, k, v, g, o, x_tiles.index(stage),

@@ -26,7 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cosformer.ops.hopper.bf16x2 import relu_phase, relu_phase_or_zero, zero_rows
-from cosformer.ops.hopper.partial_sums import PARTIALS, alloc_partials, partials_layout, row_selector
+from cosformer.ops.hopper.partial_sums import PARTIALS, divide_by_den, partials_layout, row_selector
+from cosformer.ops.hopper.state import add_to_state, alloc_state, copy_state_to_smem, index_state, zero_state
 from cosformer.ops.hopper.tile_access import tile_at, uncut_tiles
 from cosformer.ops.hopper.tiles import (
     CHUNK,
@@ -40,10 +41,9 @@ from cosformer.ops.hopper.tiles import (
     opaque_zero,
     phases,
     row_slice,
-    store_rows,
+    store_tile,
     sync,
     tma_load,
-    tma_store,
 )
 
 RUNTIME = ["splits", "angle_step", "eps", "tokens"]
@@ -83,6 +83,24 @@ def load_next_step(
 
 
 @gluon.jit
+def load_first_steps(
+    i, end, tile_list, q, k, v, g, o, x_tiles, y_tiles, z_tiles, bars, key_head, GROUP: gl.constexpr,
+    STAGES: gl.constexpr, BACKWARD: gl.constexpr,
+):  # fmt: skip
+    """Starts the loads of the first STAGES steps. Returns what `load_next_step` does, and the first token and
+    the length of the first document."""
+    phase = i * 0
+    token, before, length = tile_at(gl.where(i < end, i, 0), tile_list, 0, 0, 0, True)
+    at, rest = token, length
+    for n in gl.static_range(STAGES):
+        i, phase, at, before, rest = load_next_step(
+            i, phase, at, before, rest, end, tile_list, q, k, v, g, o, x_tiles.index(n), y_tiles.index(n),
+            z_tiles.index(n), bars.index(n), key_head, GROUP, BACKWARD,
+        )  # fmt: skip
+    return i, phase, at, before, rest, token, length
+
+
+@gluon.jit
 def add_tile_to_state(
     tile_k, tile_v, k_cos, k_sin, selector, s_cos, s_sin, z_cos, z_sin, before, rest, angle_step,
     W: gl.constexpr, WARPS: gl.constexpr,
@@ -98,33 +116,19 @@ def add_tile_to_state(
     k_cos.store(relu_phase_or_zero(x, gl.where(keep, cos, 0.0)))
     k_sin.store(relu_phase_or_zero(x, gl.where(keep, sin, 0.0)))
     fence_async_shared()
-    s_cos = warpgroup_mma(k_cos.permute((1, 0)), tile_v, s_cos, is_async=True)
-    z_cos = warpgroup_mma(k_cos.permute((1, 0)), selector, z_cos, is_async=True)
-    s_sin = warpgroup_mma(k_sin.permute((1, 0)), tile_v, s_sin, is_async=True)
-    z_sin = warpgroup_mma(k_sin.permute((1, 0)), selector, z_sin, is_async=True)
+    s_cos, s_sin, z_cos, z_sin = add_to_state(
+        k_cos, k_sin, tile_v, selector, s_cos, s_sin, z_cos, z_sin, True
+    )
     s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(num_outstanding=0, deps=[s_cos, s_sin, z_cos, z_sin])
     return s_cos, s_sin, z_cos, z_sin
 
 
 @gluon.jit
-def store_state_to_smem(s_cos, s_sin, z_cos, z_sin, s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile):
+def store_state_to_smem(s_cos, s_sin, z_cos, z_sin, smem):
     """A finished state from registers to shared memory, in bfloat16."""
-    s_cos_tile.store(s_cos.to(gl.bfloat16))
-    s_sin_tile.store(s_sin.to(gl.bfloat16))
-    z_cos_tile.store(z_cos.to(gl.bfloat16))
-    z_sin_tile.store(z_sin.to(gl.bfloat16))
+    s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(smem, 0)
+    copy_state_to_smem(s_cos, s_sin, z_cos, z_sin, s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile)
     fence_async_shared()
-
-
-@gluon.jit
-def store_tile(
-    tensor, pointer, tile, token, rest, head, HEADS: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr
-):
-    """Stores a tile; with TMA, unless the document ends within it."""
-    if rest < CHUNK:
-        store_rows(pointer + head * WIDTH, HEADS * WIDTH, token, rest, as_matrix(tile), WIDTH, LAYOUT)
-    else:
-        tma_store(tensor, tile, 0, token, head)
 
 
 @gluon.jit
@@ -149,14 +153,13 @@ def compute_o(
     den_parts = warpgroup_mma(q_cos_z, z_cos_tile, zero_parts, use_acc=False, is_async=True)
     den_parts = warpgroup_mma(q_sin_z, z_sin_tile, den_parts, is_async=True)
     acc, den_parts, q_cos, q_sin = warpgroup_mma_wait(num_outstanding=0, deps=[acc, den_parts, q_cos, q_sin])
-    den = gl.convert_layout(gl.sum(den_parts, axis=1), row_slice(OUT))
-    result = (acc * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16)
+    result, den = divide_by_den(acc, den_parts, eps, OUT)
     tma.store_wait(0)
     sync()
     as_matrix(out_tiles).store(result)
     fence_async_shared()
     sync()
-    store_tile(o, o_ptr, out_tiles, token, rest, head, HEADS, DV, coalesced(W, WARPS))
+    store_tile(o, o_ptr, out_tiles, 0, token, rest, head, HEADS, DV, coalesced(W, WARPS), True)
     gl.store(den_ptr + token + o_rows, den, mask=o_rows < rest)
 
 
@@ -166,7 +169,6 @@ def varlen_bidir_fwd(
     GROUP: gl.constexpr, DV: gl.constexpr, W: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """HEADS: query heads."""
-    STATE: gl.constexpr = mma_layout(W, W, WARPS)
     KEY_HEADS: gl.constexpr = HEADS // GROUP
     pid = gl.program_id(0)
     key_head = pid % KEY_HEADS
@@ -176,30 +178,18 @@ def varlen_bidir_fwd(
     y_tiles = alloc_tiles(STAGES, CHUNK, W)
     out_tiles = alloc_tiles(1, CHUNK, W)
     k_sin_smem = alloc_smem(CHUNK, W)
-    s_cos_smem = alloc_smem(W, W)
-    s_sin_smem = alloc_smem(W, W)
-    z_cos_smem = alloc_partials(W)
-    z_sin_smem = alloc_partials(W)
+    state_smem = alloc_state(W)
     selector_smem = row_selector(WARPS)
     bars = alloc_barriers(STAGES)
-    load_tile = i
-    phase = i * 0
-    token, before, length = tile_at(gl.where(i < end, i, 0), tile_list, 0, 0, 0, True)
-    at, rest = token, length
-    for n in gl.static_range(STAGES):
-        load_tile, phase, at, before, rest = load_next_step(
-            load_tile, phase, at, before, rest, end, tile_list, q, k, v, q, q, x_tiles.index(n),
-            y_tiles.index(n), y_tiles.index(n), bars.index(n), key_head, GROUP, False,
-        )  # fmt: skip
+    load_tile, phase, at, before, rest, token, length = load_first_steps(
+        i, end, tile_list, q, k, v, q, q, x_tiles, y_tiles, y_tiles, bars, key_head, GROUP, STAGES, False
+    )
     step = 0
     while i < end:
         tiles = (length + CHUNK - 1) // CHUNK
         i += tiles
         token_next, _, length_next = tile_at(gl.minimum(i, end - 1), tile_list, 0, 0, 0, True)
-        s_cos = gl.zeros([W, W], gl.float32, STATE)
-        s_sin = gl.zeros([W, W], gl.float32, STATE)
-        z_cos = gl.zeros([W, PARTIALS], gl.float32, partials_layout(W, WARPS))
-        z_sin = z_cos
+        s_cos, s_sin, z_cos, z_sin = zero_state(W, WARPS)
         for t in range(tiles):
             stage = step % STAGES
             tile = as_matrix(x_tiles.index(stage))
@@ -216,10 +206,7 @@ def varlen_bidir_fwd(
                 y_tiles.index(stage), y_tiles.index(stage), bars.index(stage), key_head, GROUP, False,
             )  # fmt: skip
             step += 1
-        store_state_to_smem(
-            s_cos, s_sin, z_cos, z_sin, s_cos_smem.index(0), s_sin_smem.index(0), z_cos_smem.index(0),
-            z_sin_smem.index(0),
-        )  # fmt: skip
+        store_state_to_smem(s_cos, s_sin, z_cos, z_sin, state_smem)
         for t in range(tiles * GROUP):
             stage = step % STAGES
             zero = opaque_zero(t)
@@ -228,9 +215,8 @@ def varlen_bidir_fwd(
             mbarrier.wait(bars.index(stage), (step // STAGES) & 1)
             compute_o(
                 o, o_ptr, den_ptr + head.to(gl.int64) * tokens, as_matrix(x_tiles.index(stage)),
-                out_tiles.index(0), s_cos_smem.index(zero), s_sin_smem.index(zero), z_cos_smem.index(zero),
-                z_sin_smem.index(zero), token + tile_begin, tile_begin, length - tile_begin, head, angle_step,
-                eps, HEADS, DV, W, WARPS,
+                out_tiles.index(0), *index_state(state_smem, zero), token + tile_begin, tile_begin,
+                length - tile_begin, head, angle_step, eps, HEADS, DV, W, WARPS,
             )  # fmt: skip
             load_tile, phase, at, before, rest = load_next_step(
                 load_tile, phase, at, before, rest, end, tile_list, q, k, v, q, q, x_tiles.index(stage),

@@ -31,7 +31,7 @@ from cosformer.ops.hopper.bf16x2 import (
     relu_phase,
     zero_rows,
 )
-from cosformer.ops.hopper.partial_sums import PARTIALS, partials_layout, row_selector
+from cosformer.ops.hopper.partial_sums import PARTIALS, divide_by_den, partials_layout, row_selector
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
@@ -165,8 +165,7 @@ def varlen_single_tile_fwd(
         y, den_parts, p_out, p_parts = warpgroup_mma_wait(
             num_outstanding=0, deps=[y, den_parts, p_out, p_parts]
         )
-        den = gl.convert_layout(gl.sum(den_parts, axis=1), row_slice(OUT))
-        y = (y * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16)
+        y, den = divide_by_den(y, den_parts, eps, OUT)
         sync()
         tile_k.store(y)
         sync()

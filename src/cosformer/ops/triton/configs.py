@@ -8,22 +8,14 @@ from cosformer.ops.gpu.blocks import BlockConfig, power_of_two
 
 # Keys: bytes of an operand of the matrix products, and features padded to a power of two. Four warps in
 # chunk_attention with bfloat16: with eight, Triton 3.6 miscompiles products that are 16 columns wide.
-_FLOAT32 = {
-    (4, 16): BlockConfig(16, 32, 8, 1),
-    (4, 32): BlockConfig(16, 32, 8, 1),
-    (4, 64): BlockConfig(16, 32, 8, 1),
-    (4, 128): BlockConfig(16, 16, 8, 1),
-    (4, 256): BlockConfig(16, 16, 8, 1),
-}
+_FLOAT32 = dict.fromkeys([(4, 16), (4, 32), (4, 64)], BlockConfig(16, 32, 8, 1)) | dict.fromkeys(
+    [(4, 128), (4, 256)], BlockConfig(16, 16, 8, 1)
+)
+_LARGE = {(2, 256): BlockConfig(32, 32, 8, 1)}
 _TABLE = {
     "chunk_attention": _FLOAT32
-    | {
-        (2, 16): BlockConfig(64, 64, 4, 2),
-        (2, 32): BlockConfig(64, 64, 4, 2),
-        (2, 64): BlockConfig(64, 64, 4, 2),
-        (2, 128): BlockConfig(64, 64, 4, 2),
-        (2, 256): BlockConfig(32, 32, 8, 1),
-    },
+    | _LARGE
+    | dict.fromkeys([(2, 16), (2, 32), (2, 64), (2, 128)], BlockConfig(64, 64, 4, 2)),
     "chunk_denominator": {
         (2, 128): BlockConfig(64, 128, 4, 2),
         (2, 256): BlockConfig(32, 256, 4, 1),
@@ -31,21 +23,13 @@ _TABLE = {
         (4, 256): BlockConfig(16, 256, 4, 1),
     },
     "chunk_state": _FLOAT32
-    | {
-        (2, 16): BlockConfig(64, 64, 4, 3),
-        (2, 32): BlockConfig(64, 64, 4, 3),
-        (2, 64): BlockConfig(64, 64, 4, 3),
-        (2, 128): BlockConfig(64, 128, 8, 3),
-        (2, 256): BlockConfig(32, 32, 8, 1),
-    },
+    | _LARGE
+    | dict.fromkeys([(2, 16), (2, 32), (2, 64)], BlockConfig(64, 64, 4, 3))
+    | {(2, 128): BlockConfig(64, 128, 8, 3)},
     "state_apply": _FLOAT32
-    | {
-        (2, 16): BlockConfig(64, 64, 4, 2),
-        (2, 32): BlockConfig(64, 64, 4, 2),
-        (2, 64): BlockConfig(64, 64, 4, 3),
-        (2, 128): BlockConfig(128, 128, 8, 2),
-        (2, 256): BlockConfig(32, 32, 8, 1),
-    },
+    | _LARGE
+    | dict.fromkeys([(2, 16), (2, 32)], BlockConfig(64, 64, 4, 2))
+    | {(2, 64): BlockConfig(64, 64, 4, 3), (2, 128): BlockConfig(128, 128, 8, 2)},
 }
 # Exceptions for one output ("many states": there are enough of them to fill the GPU with small programs).
 _BY_OUTPUT = {

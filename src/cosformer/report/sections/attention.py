@@ -1,8 +1,10 @@
 """All attentions: time, memory and state against the length, and how each grows beside what it claims."""
 
 import math
+from collections.abc import Callable
+from statistics import linear_regression
 
-from cosformer.report.document import Block, Document, Figure, Section, Table, Text
+from cosformer.report.document import Block, Document, Section, Table, Text
 from cosformer.report.sections.common import (
     MODES,
     PHASE,
@@ -31,7 +33,7 @@ KNOWN = {
 LIMITS = {"linear": 1.2, "log-linear": 1.3, "length^1.5": 1.7, "quadratic": 2.2}
 GATE = (
     "Values and gradients in float32 against the slow transcription of each in float64; in a narrower type, "
-    "values against float32 on the same numbers. Whoever errs more than is allowed is not timed."
+    "values against float32 on the same numbers. What exceeds the allowed error is not timed."
 )
 POINTS = 3  # growth is fitted to the longest lengths; short ones show the overhead
 
@@ -41,9 +43,7 @@ def exponent(points: list[tuple[int, float]]) -> float | None:
     points = sorted(points)[-POINTS:]
     if len(points) < 2:
         return None
-    xs, ys = ([math.log(p[i]) for p in points] for i in (0, 1))
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)
+    return linear_regression(*([math.log(p[i]) for p in points] for i in (0, 1))).slope
 
 
 def growth(data: Record) -> list[Record]:
@@ -102,9 +102,8 @@ def document(data: Record) -> Document:
         "parameters; times are medians over interleaved rounds of one process. *forward* runs without "
         "autograd; *forward+backward* includes the gradients of q, k and v."
     )
-    warning, title = disturbance(data, BUSY), f"All attentions: time, memory and state, {data['date'][:10]}"
-    drawn: list[Figure] = figure(data)
-    return Document(title, subtitle, _sections(data), opening=[*([Text(warning)] if warning else []), *drawn])
+    title = f"All attentions: time, memory and state, {data['date'][:10]}"
+    return Document(title, subtitle, _sections(data), opening=[*disturbance(data, BUSY), *figure(data)])
 
 
 def _sections(data: Record) -> list[Section]:
@@ -134,31 +133,25 @@ def _growth(data: Record) -> Section:
 
 
 def _by_length(results: Results, mode: str, phase: str) -> Section:
-    lengths = results.settings["lengths"]
-    rows = []
-    for name in results.data["contenders"]:
-        records = [results.timing(name, mode, phase, t) for t in lengths]
-        if any(records):
-            rows.append((name, *(cell(r, "median_s", seconds) for r in records)))
-    header = ("attention", *(f"{t:,}" for t in lengths))
-    return Section(
-        f"{mode.capitalize()}, {phase}", [Table(header, rows)] if rows else [], brief=phase == PHASE
-    )
+    table = _table(results, lambda name, t: results.timing(name, mode, phase, t), "median_s", seconds)
+    return Section(f"{mode.capitalize()}, {phase}", table, brief=phase == PHASE)
 
 
 def _memory(results: Results, mode: str) -> Section:
-    lengths = results.settings["lengths"]
-    rows = []
-    for name in results.data["contenders"]:
-        records = [results.memory(name, mode, t) for t in lengths]
-        if any(records):
-            rows.append((name, *(cell(r, "extra_bytes", size) for r in records)))
-    title = f"{mode.capitalize()}, peak extra memory"
-    if not rows:
-        return Section(title, [Text("Not measured in this run.")], brief=False)
+    table = _table(results, lambda name, t: results.memory(name, mode, t), "extra_bytes", size)
     prose = "One forward+backward pass, beyond q, k, v and the incoming gradient."
-    table = Table(("attention", *(f"{t:,}" for t in lengths)), rows)
-    return Section(title, [Text(prose), table], brief=False)
+    said = Text(prose if table else "Not measured in this run.")
+    return Section(f"{mode.capitalize()}, peak extra memory", [said, *table], brief=False)
+
+
+def _table(
+    results: Results, find: Callable[[str, int], Record | None], field: str, show: Callable[[float], str]
+) -> list[Table]:
+    """A row for each attention, a column for each length; none where nothing was measured."""
+    lengths = results.settings["lengths"]
+    found = ((name, [find(name, t) for t in lengths]) for name in results.data["contenders"])
+    rows = [(name, *(cell(r, field, show) for r in records)) for name, records in found if any(records)]
+    return [Table(("attention", *(f"{t:,}" for t in lengths)), rows)] if rows else []
 
 
 def _states(data: Record) -> Section:

@@ -71,12 +71,11 @@ def log_plot(name: str, title: str, found: list[Line], says: str, caption: str =
     return Plot(name, title, x, says, found, caption, x_unit="tokens", y_unit=unit, log_x=True, log_y=True)
 
 
-def disturbance(data: Record, advice: str = "") -> str:
+def disturbance(data: Record, advice: str = "") -> list[Text]:
     """A warning where other processes used the machine during the measurement; else nothing."""
-    share = data.get("others_share")
-    if share is None or share < 0.05:
-        return ""
-    return f"**Disturbed run:** other processes took {share:.0%} of the cores while the clock ran.{advice}"
+    share = data.get("others_share") or 0.0
+    said = f"**Disturbed run:** other processes took {share:.0%} of the cores while the clock ran.{advice}"
+    return [Text(said)] if share >= 0.05 else []
 
 
 def cell(record: Record | None, field: str, show: Any) -> str:

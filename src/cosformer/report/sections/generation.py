@@ -152,10 +152,9 @@ def document(data: Record) -> Document:
     judged = Section(
         "Correct first", [said, Table(["contender", "error", "allowed", "verdict"], gate)], brief=False
     )
-    warning = disturbance(data)
     return Document(
         f"Generation: time, cache and memory, {data['date'][:10]}",
         lead,
         [*tables(data), judged, settings_section(data), again(data)],
-        opening=[*([Text(warning)] if warning else []), figure(data)],
+        opening=[*disturbance(data), figure(data)],
     )

@@ -1,4 +1,4 @@
-"""The generated tasks: how long they take, and what was published beside what is ours."""
+"""The generated tasks: how long generating takes, and their statistics beside published ones."""
 
 from cosformer.report.document import Block, Document, Section, Table, Text
 from cosformer.report.sections.common import Record, hardware_words, source

@@ -1,4 +1,4 @@
-"""Every task at a small scale, beside chance: what is learned, and by how much."""
+"""Every task at a small scale: scores beside those of guessing."""
 
 import functools
 import operator

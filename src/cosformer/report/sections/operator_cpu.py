@@ -1,5 +1,4 @@
-"""The operator on a CPU: time and memory against the length, its promises, and who was right enough to be
-timed."""
+"""The operator on a CPU: time and memory against the length, its promises, and the checks of correctness."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,8 +28,8 @@ KNOWN = {"cosformer": ("cosFormer", 0), "sdpa": ("softmax", 1), "authors": ("aut
 _COLOURS = {"cosformer": 0, "sdpa": 1, "authors": 2, "fast-transformers": 3, "causal_dot_product": 7}
 BUSY = " The times are too high, those made of many small operations most; repeat it on an idle machine."
 GATE = (
-    "Values and gradients against the quadratic form in float64: whoever errs more than twice as much as the "
-    "quadratic form in the same dtype is not timed."
+    "Values and gradients against the quadratic form in float64. An implementation whose error is more than "
+    "twice that of the quadratic form in the same dtype is not timed."
 )
 
 
@@ -117,9 +116,8 @@ def document(data: Record, said: str, promises: Sequence[Sequence[str]]) -> Docu
         "rounds of one process, *growth* the factor from half the length. *forward* runs without autograd; "
         "*forward+backward* includes the gradients of q, k and v."
     )
-    warning = disturbance(data, BUSY)
     title = f"The operator: time and memory, {data['date'][:10]}"
-    opening: list[Block] = [*([Text(warning)] if warning else []), *figure(data)]
+    opening: list[Block] = [*disturbance(data, BUSY), *figure(data)]
     header = ("target", "limit", "measured", "met")
     targets = Section("Targets", [Text(said), *([Table(header, promises)] if promises else [])])
     return Document(title, subtitle, [targets, *_sections(data)], opening=opening)

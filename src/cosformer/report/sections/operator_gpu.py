@@ -47,7 +47,7 @@ class Results:
             (m["contender"], m["mode"], m["dim"], m["length"]): m["extra_bytes"] for m in self.data["memory"]
         }
 
-    def floor(self, phase: str, dim: int, length: int) -> float:
+    def memory_bound(self, phase: str, dim: int, length: int) -> float:
         """Seconds to read every input and to write every output once."""
         tensors = 4 if phase == PHASES[0] else 12
         tokens = max(self.data["tokens"], length)
@@ -133,7 +133,7 @@ def figure(data: Record) -> Figure:
         }
         made = [Line(NAMES[n], list(own.items()), COLOURS[n]) for n, own in found.items() if own]
         lengths = sorted({t for own in found.values() for t in own})
-        limit = r.floor(PHASE, dim, 1) / r.data["tokens"]
+        limit = r.memory_bound(PHASE, dim, 1) / r.data["tokens"]
         made.append(
             Line("every tensor read or written once", [(lengths[0], limit), (lengths[-1], limit)], GUIDE)
         )
@@ -157,8 +157,8 @@ def document(data: Record, promises: Iterable[Sequence[str]]) -> Document:
         f"{data['hardware']['gpu']}, bfloat16, 16 heads, B x T = {data['gpu']['tokens']:,} tokens, and one "
         "row where T is more. Medians of single calls that find nothing of their own in the cache, from CUDA "
         "graphs where they can be captured; a copy moves "
-        f"{data['gpu']['bytes_per_second'] / 1e12:.2f} TB/s, from which the floors follow: every input read "
-        'once, every output written once. cosFormer is what `backend="auto"` chooses.'
+        f"{data['gpu']['bytes_per_second'] / 1e12:.2f} TB/s, from which the memory-bound limits follow: "
+        'every input read once, every output written once. cosFormer is what `backend="auto"` chooses.'
     )
     promised = Section("Targets", [Table(("target", "limit", "measured", "met"), list(promises))])
     sections = [promised, *_tables(data)]
@@ -209,11 +209,11 @@ def _tables(data: Record) -> Iterator[Section]:
                 rows = []
                 for length in sorted({k[4] for k in r.times}):
                     found = [r.times.get((n, mode, phase, dim, length)) for n in raced]
-                    floor = r.floor(phase, dim, length)
-                    over = times(found[0] / floor) if found and found[0] else "-"
+                    limit = r.memory_bound(phase, dim, length)
+                    over = times(found[0] / limit) if found and found[0] else "-"
                     shown = (f"{x * 1e3:.3f} ms" if x else "-" for x in found)
-                    rows.append((f"{length:,}", *shown, f"{floor * 1e3:.3f} ms", over))
-                table = Table(("T", *(NAMES[n] for n in raced), "floor", "ours / floor"), rows)
+                    rows.append((f"{length:,}", *shown, f"{limit * 1e3:.3f} ms", over))
+                table = Table(("T", *(NAMES[n] for n in raced), "memory-bound limit", "ours / limit"), rows)
                 yield Section(f"{mode.capitalize()}, {phase}, D = {dim}", [table], brief=False)
     shares = Table(("", "share"), [(says, f"{share:.2f}") for says, share in variants(r.data)])
     title = "Masks, documents, grouped heads: over the same tensors without them"

@@ -1,6 +1,6 @@
 """The server under load, and what a thousand generations leave behind, as sections."""
 
-from cosformer.report.document import Block, Section, Table, Text
+from cosformer.report.document import Section, Table
 from cosformer.report.sections.common import Record, disturbance, source
 from cosformer.terminal import seconds, size
 
@@ -19,13 +19,8 @@ def serving(record: Record) -> Section:
         ["to the end of a text", "-" if waited[1] is None else seconds(waited[1])],
     ]
     caption = f"For {record['seconds']:.0f} s, a model of {settings['parameters']:,} parameters."
-    warning = disturbance(record)
-    blocks: list[Block] = [
-        Table(["", "measured"], rows, caption),
-        *([Text(warning)] if warning else []),
-        source(record),
-    ]
-    return Section("A server under load", blocks, "serving")
+    table = Table(["", "measured"], rows, caption)
+    return Section("A server under load", [table, *disturbance(record), source(record)], "serving")
 
 
 def leaks(record: Record) -> Section:

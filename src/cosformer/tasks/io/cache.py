@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from cosformer import checksums
+from cosformer import atomic, checksums
 
 VARIABLE = "COSFORMER_CACHE"
 _may_build = True
@@ -127,8 +127,4 @@ def _unwritable(said: str, error: OSError) -> OSError:
 def _flush(folder: Path) -> None:
     """Syncs the files before the rename: after a power failure an entry is complete or absent."""
     for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        atomic.flush(path)

@@ -1,4 +1,4 @@
-"""Text as numbers: bytes, or pairs of bytes learned from a corpus."""
+"""Tokens of a text: its bytes, or byte-pair encoding learned from a corpus."""
 
 import functools
 from abc import ABC, abstractmethod

@@ -1,7 +1,7 @@
-"""Work on all cores, with a result that does not know how many there were.
+"""Work on all cores, with a result that does not depend on their number.
 
-The work is cut into numbered jobs, each of which draws from a generator of its own; results come in the order
-of the jobs.
+The work is divided into numbered jobs, each with a random generator of its own; results come in the order of
+the jobs.
 """
 
 import collections
@@ -39,11 +39,11 @@ def ordered(function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
     The function must be one of a module's, and jobs and results are sent from process to process.
     """
     workers = cores()
-    # A loader's worker may have no children.
+    # The workers of a DataLoader are daemons, which may not start processes.
     if workers == 1 or multiprocessing.current_process().daemon:
         yield from map(function, jobs)
         return
-    # A copy of this process is there at once; a new one would first import PyTorch.
+    # A forked process starts at once; a spawned one would first import PyTorch.
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     waiting: collections.deque[Future[R]] = collections.deque()
     todo = iter(jobs)

@@ -120,7 +120,8 @@ def _partition(links: Links) -> dict[str, Split]:
 
 
 def _region(links: Links, left: set[str], size: int) -> set[str]:
-    """So many papers: always that one next of whose links the greatest share leads inside."""
+    """A connected set of `size` papers, grown greedily: the next paper is the one with the greatest share of
+    its links inside the set."""
     region: set[str] = set()
     inside: dict[str, int] = defaultdict(int)
     while len(region) < size:

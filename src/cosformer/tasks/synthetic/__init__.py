@@ -1,1 +1,1 @@
-"""Probes that are generated: associative recall, copying, reversing."""
+"""Generated tasks: associative recall, copying, reversing."""

@@ -1,24 +1,22 @@
 """Copying: what a state of constant size can hold, in its plainest form."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import Row, Split, Task, stacked
+from cosformer.tasks.base import Split
 from cosformer.tasks.metrics import TokenAccuracy
 from cosformer.tasks.registry import register
-from cosformer.tasks.synthetic.tables import TableRows, generator, sizes
+from cosformer.tasks.synthetic.tables import GeneratedTask, TableRows, generator, sizes
 
 START, AGAIN, SYMBOLS = 0, 1, 2
 
 
 @register("copy")
 @dataclass(frozen=True)
-class Copy(Task):
+class Copy(GeneratedTask):
     """A sequence of random symbols, a sign, and the sequence once more (as in Graves et al., 2014,
     arXiv:1410.5401).
 
@@ -32,21 +30,15 @@ class Copy(Task):
     Args:
         length: tokens of a row, even: two signs, and (length - 2) / 2 symbols twice.
         vocab_size: tokens: two signs, the others are symbols.
-        train_rows, valid_rows, test_rows: sizes of the splits.
-        seed: of all random numbers.
+        train_rows, valid_rows, test_rows, seed: as of `GeneratedTask`.
     """
 
     length: int = 128
     vocab_size: int = 66
-    train_rows: int = 100_000
-    valid_rows: int = 3_000
-    test_rows: int = 3_000
-    seed: int = 0
 
     title = "Copy"
     head = "causal_lm"
     metric = TokenAccuracy()
-    num_labels = None
     pad_token_id = None
 
     def __post_init__(self) -> None:
@@ -69,9 +61,6 @@ class Copy(Task):
         asked = np.zeros(tokens.shape, dtype=bool)
         asked[:, half + 1 :] = True
         return TableRows(torch.from_numpy(tokens), torch.from_numpy(asked))
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return stacked(rows)
 
     def example(self) -> str:
         row = Copy(length=16, vocab_size=12, train_rows=1, seed=self.seed).dataset("train")[0]

@@ -1,22 +1,20 @@
 """Multi-query associative recall (Arora et al., 2023, "Zoology", arXiv:2312.04927)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cosformer.ops.checks import positive, positive_int
-from cosformer.tasks.base import Row, Split, Task, stacked
+from cosformer.tasks.base import Split
 from cosformer.tasks.metrics import TokenAccuracy
 from cosformer.tasks.registry import register
-from cosformer.tasks.synthetic.tables import TableRows, generator, sizes
+from cosformer.tasks.synthetic.tables import GeneratedTask, TableRows, generator, sizes
 
 
 @register("mqar")
 @dataclass(frozen=True)
-class Mqar(Task):
+class Mqar(GeneratedTask):
     """Pairs of a key and a value, then the keys once more: each asks for its value.
 
         input_ids   k1 v1 k2 v2 k3 v3 | k2 v2 .  .  k1 v1 .  .  k3 v3
@@ -32,23 +30,17 @@ class Mqar(Task):
         pairs: keys and values of a row.
         vocab_size: tokens, even.
         power: of the gaps; small is near.
-        train_rows, valid_rows, test_rows: sizes of the splits.
-        seed: of all random numbers.
+        train_rows, valid_rows, test_rows, seed: as of `GeneratedTask`.
     """
 
     length: int = 256
     pairs: int = 16
     vocab_size: int = 8192
     power: float = 0.01
-    train_rows: int = 100_000
-    valid_rows: int = 3_000
-    test_rows: int = 3_000
-    seed: int = 0
 
     title = "Associative recall"
     head = "causal_lm"
     metric = TokenAccuracy()
-    num_labels = None
     pad_token_id = None
 
     def __post_init__(self) -> None:
@@ -87,9 +79,6 @@ class Mqar(Task):
             tokens[rows, query + 1] = values
             asked[rows, query + 1] = True
         return TableRows(torch.from_numpy(tokens), torch.from_numpy(asked))
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return stacked(rows)
 
     def example(self) -> str:
         small = Mqar(length=24, pairs=3, vocab_size=20, train_rows=1, seed=self.seed)

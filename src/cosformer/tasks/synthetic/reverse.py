@@ -1,17 +1,17 @@
 """Reversing a sequence: the smallest task that needs cross-attention to look at the right place."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import Row, Rows, Split, Task, padded, row_number
+from cosformer.tasks.base import Row, Rows, Split, padded, row_number
 from cosformer.tasks.metrics import Metric
 from cosformer.tasks.registry import register
-from cosformer.tasks.synthetic.tables import generator, sizes
+from cosformer.tasks.synthetic.tables import GeneratedTask, generator, sizes
 
 PAD, START, END, LETTERS = 0, 1, 2, 3
 
@@ -43,7 +43,7 @@ class Exact(Metric):
 
 @register("reverse")
 @dataclass(frozen=True)
-class Reverse(Task):
+class Reverse(GeneratedTask):
     """Letters, and the same letters from the end, for an encoder-decoder.
 
         input_ids   c a b . .      (. is padding)
@@ -55,22 +55,19 @@ class Reverse(Task):
     Args:
         letters: how many there are.
         shortest, longest: lengths of a sequence.
-        train_rows, valid_rows, test_rows: sizes of the splits.
-        seed: of all random numbers.
+        train_rows, valid_rows, test_rows, seed: as of `GeneratedTask`.
     """
 
     letters: int = 16
     shortest: int = 4
     longest: int = 12
-    train_rows: int = 100_000
+    _: KW_ONLY
     valid_rows: int = 500
     test_rows: int = 500
-    seed: int = 0
 
     title = "Reversing"
     head = "conditional_generation"
     metric = Exact()
-    num_labels = None
     pad_token_id = PAD
 
     def __post_init__(self) -> None:

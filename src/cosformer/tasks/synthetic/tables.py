@@ -1,5 +1,7 @@
 """Shared by the synthetic tasks: a table of tokens in memory, generators, sizes of splits."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from cosformer import memory
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import SPLITS, Row, Rows, Split, checked_split, row_number
+from cosformer.tasks.base import SPLITS, Row, Rows, Split, Task, checked_split, row_number, stacked
 
 
 class TableRows(Rows):
@@ -24,6 +26,26 @@ class TableRows(Rows):
         index = row_number(index, len(self))
         ids = self.tokens[index].to(torch.int64)
         return {"input_ids": ids, "labels": ids.masked_fill(~self.asked[index], -100)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedTask(Task):
+    """Three splits of random rows, each with random numbers of its own; the model predicts tokens.
+
+    Args:
+        train_rows, valid_rows, test_rows: sizes of the splits.
+        seed: of all random numbers.
+    """
+
+    train_rows: int = 100_000
+    valid_rows: int = 3_000
+    test_rows: int = 3_000
+    seed: int = 0
+
+    num_labels = None
+
+    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        return stacked(rows)
 
 
 def generator(seed: int, split: Split) -> np.random.Generator:
