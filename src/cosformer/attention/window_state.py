@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from cosformer.attention.state import RowState
+from cosformer.ops.row_state import RowState
 
 
 @dataclass(frozen=True, slots=True)
