@@ -243,7 +243,7 @@ def test_short_calls_are_the_ones_of_plain_softmax(monkeypatch):
     assert calls[0]["attn_mask"] is None
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.thorough)])
 def test_compiles_in_one_piece(backend):
     """Without a break, for every length, with a state in and out, forward and backward."""
     run = sliding_window()
