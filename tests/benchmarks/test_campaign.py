@@ -73,6 +73,7 @@ def test_memory_is_limited(tmp_path):
     assert "MemoryError" in found["said"]
 
 
+@pytest.mark.thorough
 def test_a_part_of_it_finds_nothing_and_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "campaign.json"
     counts = {"files": "20", "lines": "12", "operator": "120", "faults": "16"}

@@ -270,13 +270,9 @@ def compiler():
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "changes",
-    [
-        pytest.param({}, marks=pytest.mark.thorough),
-        {"attention_parameters": {"windows": (1, 4, 320, 2)}},
-    ],
-    ids=["all", "all windows"],
+    "changes", [{}, {"attention_parameters": {"windows": (1, 4, 320, 2)}}], ids=["all", "all windows"]
 )
 def test_a_step_compiles_without_a_break(changes):
     """One layer: a second one would be traced by the same lines, in as much time again."""

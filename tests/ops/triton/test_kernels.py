@@ -91,7 +91,7 @@ def test_every_kind_of_call(dtype, shape, kind, causal, cut):
 
 
 @pytest.mark.parametrize("kind", ["plain", "mask+state"])
-@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("kv_heads", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_states_of_splits_that_are_subdivided(kind, kv_heads, monkeypatch):
     monkeypatch.setattr(partition, "MIN_SPLIT_TOKENS", 64)
     monkeypatch.setattr(launch_cache, "PLAN_CACHE", {})

@@ -22,11 +22,15 @@ def spoilt_rows(call, bad, value):
     return clean, call.run(x, None), ~w.isnan()
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize(
-    ("documents", "value"),
-    [(None, torch.nan), ((70, 30, 50), torch.inf)],
-    ids=["one document, NaN", "documents, inf"],
+    ("documents", "value", "causal"),
+    [
+        (None, torch.nan, True),
+        ((70, 30, 50), torch.inf, False),
+        pytest.param(None, torch.nan, False, marks=pytest.mark.thorough),
+        pytest.param((70, 30, 50), torch.inf, True, marks=pytest.mark.thorough),
+    ],
+    ids=str,
 )
 def test_what_lies_beyond_a_narrow_window_cannot_move_a_bit(value, documents, causal):
     call = Call((5,), causal=causal, documents=documents)
@@ -72,11 +76,8 @@ def test_masked_nan_and_queries_without_a_gradient_have_no_influence(windows, ca
     assert (found["dv"][~mask.cpu()] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "causal",
-    [True, pytest.param(False, marks=pytest.mark.thorough)],
-    ids=["causal", "bidirectional"],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_nan_beyond_a_wide_window_or_in_another_document(causal):
     """A window and a chunk further on; what comes from spoilt keys by way of queries that are used, once more
     as far."""

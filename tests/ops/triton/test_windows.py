@@ -36,7 +36,9 @@ def test_every_kind_of_call_with_narrow_windows(kind, causal):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("windows", [(320,), (0, 512, 8, 320)], ids=str)
+@pytest.mark.parametrize(
+    "windows", [(320,), pytest.param((0, 512, 8, 320), marks=pytest.mark.thorough)], ids=str
+)
 def test_wide_windows(windows, causal):
     """In several segments, the first of which no window fills."""
     assert_right(Call(windows, tq=450, causal=causal))
@@ -50,7 +52,9 @@ WIDE = {n: KINDS[n] for n in ("grouped", "mask", "queries alone", "keys alone", 
 }
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(
+    "causal", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["causal", "bidirectional"]
+)
 @pytest.mark.parametrize("kind", WIDE)
 def test_every_kind_of_call_with_wide_windows(kind, causal):
     assert_right(Call((320, 0, 2), causal=causal, **WIDE[kind]))
@@ -89,7 +93,11 @@ def test_repeated_calls_agree_to_the_bit():
     assert all(torch.equal(first[n], second[n]) for n in first)
 
 
-@pytest.mark.parametrize(("group", "dtype"), [(3, torch.float32), (1, torch.float16)], ids=str)
+@pytest.mark.parametrize(
+    ("group", "dtype"),
+    [pytest.param(3, torch.float32, marks=pytest.mark.thorough), (1, torch.float16)],
+    ids=str,
+)
 def test_token_by_token_as_all_at_once(group, dtype):
     """The state holds the last W - 1 keys and values of each head, bit for bit. Up to three tiles."""
     call = Call((1, 2, 0, 40, 5), tq=44, batch=2, group=group, d=24, dv=200, masked=True, dtype=dtype)
