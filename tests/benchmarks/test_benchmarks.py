@@ -73,6 +73,7 @@ def test_wrong_contenders_are_not_timed(wrong):
     assert "is off by" in verdicts[0]["reason"]
 
 
+@pytest.mark.thorough
 def test_a_small_run_writes_a_report(tmp_path):
     done = run("--lengths", "64,128", "--heads", "2", "--dim", "16", "--seconds", "0.01", "--no-memory",
                "--out", str(tmp_path))  # fmt: skip

@@ -96,6 +96,7 @@ def test_other_settings_want_another_folder(finished, capsys):
     assert (finished / "record.json").read_text() == before
 
 
+@pytest.mark.thorough
 def test_fresh_begins_anew_and_can_go_on(finished, tmp_path, monkeypatch):
     folder = tmp_path / "d"
     shutil.copytree(finished, folder)

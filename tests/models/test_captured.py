@@ -45,7 +45,7 @@ def options(request, monkeypatch):
     return {}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(KINDS[0], marks=pytest.mark.thorough), *KINDS[1:]])
 def test_tokens_are_those_of_no_cache(kind, options):
     net = build(CosformerForCausalLM, torch.float32, **MODELS[kind])
     for ids, mask in (padded_batch(pattern)[:2] for pattern in PADDINGS.values()):

@@ -139,7 +139,7 @@ def test_where_eps_holds_the_denominator(causal, length):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("buffer", [2**13, LARGE_BUFFER])
+@pytest.mark.parametrize("buffer", [2**13, pytest.param(LARGE_BUFFER, marks=pytest.mark.thorough)])
 def test_several_tiles_of_the_batch(buffer, causal, monkeypatch):
     """A batch walked in tiles, several chunks to a step, equals the same batch walked at once."""
     monkeypatch.setattr("cosformer.ops.chunked.plan.BUFFER", buffer)

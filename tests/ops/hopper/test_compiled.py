@@ -43,10 +43,10 @@ SINGLE_TILE = {"varlen_single_tile_fwd", "varlen_single_tile_bwd"}  # one query 
     ("dim", "options"),
     [
         (64, {}),
-        (128, {}),
         *(
             pytest.param(*more, marks=pytest.mark.thorough)
             for more in (
+                (128, {}),
                 (64, {"packed": True, "batch": 1}),
                 (64, {"masked": True, "state": True, "kv_heads": 4}),
                 (96, {"packed": True, "state": True, "batch": 1}),
