@@ -33,8 +33,8 @@ def test_the_earlier_file_stays(fails, tmp_path, monkeypatch):
     ("number", "says", "code"),
     [
         (errno.ENOSPC, "the disk is full", 2),
-        (errno.EROFS, "read-only", 2),
-        (errno.EACCES, "permission denied", 2),
+        pytest.param(errno.EROFS, "read-only", 2, marks=pytest.mark.thorough),
+        pytest.param(errno.EACCES, "permission denied", 2, marks=pytest.mark.thorough),
     ],
 )
 def test_the_report_before_survives(number, says, code, tmp_path, capsys, monkeypatch):

@@ -29,7 +29,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize(
+    "causal", [pytest.param(True, marks=pytest.mark.thorough), False], ids=["causal", "bidirectional"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_call_with_narrow_windows(kind, causal):
     assert_right(Call((3, 0, 64, 70), causal=causal, **KINDS[kind]))
