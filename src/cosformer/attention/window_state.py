@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from cosformer.ops.row_state import RowState
+from cosformer.ops.windows import last_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ class WindowState(RowState):
         if mask is None:
             mask = torch.ones(keys.shape[0], new, dtype=torch.bool, device=keys.device)
         return WindowState(
-            _last(self.keys, keys, lengths),
-            _last(self.values, values, lengths),
-            _last(self.mask, mask, lengths),
+            last_rows(self.keys, keys, lengths),
+            last_rows(self.values, values, lengths),
+            last_rows(self.mask, mask, lengths),
             self.positions + (new if lengths is None else lengths),
             self.seen + new,
         )
@@ -65,17 +66,6 @@ class WindowState(RowState):
                 for x in (self.keys, self.values, self.mask)
             )
         return WindowState(keys, values, mask, self.positions, self.seen)
-
-
-def _last(old: Tensor, new: Tensor, lengths: Tensor | None) -> Tensor:
-    """The last N of the columns `old` [B, N, ...] followed by `new` [B, T, ...], or by the first `lengths`
-    [B] of them."""
-    n, length = old.shape[1], new.shape[1]
-    if lengths is None:
-        return torch.cat((old[:, min(length, n) :], new[:, max(0, length - n) :]), 1)
-    index = lengths[:, None] + torch.arange(n, device=new.device)
-    index = index.view(*index.shape, *(1,) * (old.dim() - 2)).expand_as(old)
-    return torch.cat((old, new), 1).gather(1, index)
 
 
 pytree.register_dataclass(

@@ -123,30 +123,32 @@ def last_keys(args: AttentionArgs, lengths: Tensor | None) -> tuple[Tensor, Tens
             if args.key_mask is not None:
                 new = new.masked_fill(~args.key_mask[..., None], 0)
             old = new.new_zeros((args.rows, window - 1, x.shape[3])) if past is None else past[:, rows]
-            pair.append(_last(old, new, lengths, args.cu_seqlens))
+            pair.append(last_rows(old, new, lengths, args.cu_seqlens))
         found.append((pair[0], pair[1]))
     keys, values = zip(*found, strict=True)
     return torch.cat(keys, 1), torch.cat(values, 1)
 
 
-def _last(old: Tensor, new: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """The last n of the rows `old` [B, n, .] followed by `new` [B, T, .] (packed: [1, T, .])."""
+def last_rows(old: Tensor, new: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None = None) -> Tensor:
+    """The last n of the rows `old` [B, n, ...] followed by `new` [B, T, ...] (packed: [1, T, ...]), or by the
+    first `lengths` [B] of them."""
     n, length = old.shape[1], new.shape[1]
     if lengths is None:
         return torch.cat((old[:, min(length, n) :], new[:, max(0, length - n) :]), 1)
     if n == 0:
         return old
     index = lengths[:, None] + torch.arange(n, device=new.device)  # among old and new together
-    from_old = old.gather(1, index.clamp_max(n - 1)[..., None].expand_as(old))
+    index = index.view(*index.shape, *(1,) * (old.dim() - 2))
+    from_old = old.gather(1, index.clamp_max(n - 1).expand_as(old))
     if length == 0:
         return from_old
     of_new = (index - n).clamp_min(0)
     if cu_seqlens is None:
-        from_new = new.gather(1, of_new.clamp_max(length - 1)[..., None].expand_as(old))
+        from_new = new.gather(1, of_new.clamp_max(length - 1).expand_as(old))
     else:
         first = cu_seqlens[:-1, None].to(torch.int64)
-        from_new = new[0, (first + of_new).clamp_max(length - 1)]
-    return torch.where((index < n)[..., None], from_old, from_new)
+        from_new = new[0, (first + of_new.flatten(1)).clamp_max(length - 1)]
+    return torch.where(index < n, from_old, from_new)
 
 
 class Extended(NamedTuple):
