@@ -19,11 +19,11 @@ ROWS = ("softmax", "cosformer", OURS, WINDOWS, "relu", "linear")
 # Long Range Arena: recipe: heads, steps, learning rates in the order in which they are tried, seconds of
 # cosFormer alone, GiB.
 ARENA: dict[str, tuple[int, int, tuple[float, ...], float, float]] = {
-    "image": (8, 6000, (1e-3, 2e-3, 5e-4), 130, 6),
-    "listops": (8, 5000, (5e-4, 1e-3, 2e-4), 130, 7),
-    "text": (4, 4000, (5e-4, 1e-3, 2e-4), 130, 7),
-    "pathfinder": (8, 10_000, (1e-3, 2e-3, 5e-4), 150, 4),
-    "citations": (4, 4000, (5e-4, 1e-3, 2e-4), 150, 8),
+    "image": (8, 4000, (1e-3, 2e-3, 5e-4), 60, 6),
+    "listops": (8, 3000, (5e-4, 1e-3, 2e-4), 60, 7),
+    "text": (4, 3000, (5e-4, 1e-3, 2e-4), 60, 7),
+    "pathfinder": (8, 8000, (1e-3, 2e-3, 5e-4), 70, 4),
+    "citations": (4, 3000, (5e-4, 1e-3, 2e-4), 60, 8),
 }
 # How long the others take beside cosFormer, for planning.
 _SLOWER = {"softmax": 1.5, "relu": 1.6, "linear": 1.6}

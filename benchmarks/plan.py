@@ -5,13 +5,11 @@ paper's tables are in evidence_plan.py, those of the study of the models in abla
 """
 
 import dataclasses
-import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cosformer import attention as mechanisms
-from cosformer.models import CosformerConfig, defaults
+from cosformer.models import defaults
 from cosformer.report.sections.places import cost
 from cosformer.training import Run, recipes
 from cosformer.training.run import digest
@@ -75,12 +73,9 @@ class Entry:
 
 
 def build(entry: Entry, records: Records, failed: Collection[str] = ()) -> Run:
-    """The run of an entry; `NotYet` where it needs something that the library has not got, or records that
-    are still to be made. A learning rate that failed was tried, too."""
+    """The run of an entry; `NotYet` where it needs records that are still to be made. A learning rate that
+    failed was tried, too."""
     wanted = dict(entry.overrides)
-    lacking = missing(entry.attention, wanted.get("model", {}))
-    if lacking:
-        raise NotYet(f"not available yet: {', '.join(lacking)}")
     if entry.tries:
         tried = [records[name] for name in entry.tries if name in records]
         left = [name for name in entry.tries if name not in records and name not in failed]
@@ -89,37 +84,6 @@ def build(entry: Entry, records: Records, failed: Collection[str] = ()) -> Run:
         best = min(tried, key=cost)
         wanted["learning_rate"] = best["settings"]["learning_rate"]
     return recipes.build(entry.recipe, scale=entry.scale, attention=entry.attention, **wanted)
-
-
-def missing(attention: str | list[str], model: Mapping[str, Any]) -> list[str]:
-    """What the models cannot do yet of what is asked of them: fields, parameters of mechanisms, lists."""
-    found = [f"field {name}" for name in model if name not in CosformerConfig.__dataclass_fields__]
-    names = [attention] if isinstance(attention, str) else attention
-    given = model.get("attention_parameters") or {}
-    lists = not isinstance(attention, str) or isinstance(given, list)
-    if lists and not _takes_lists():
-        found.append("an attention for each layer")
-    of_layers = given if isinstance(given, list) else [given] * len(names)
-    if len(names) == 1:
-        names = names * len(of_layers)
-    for name, parameters in zip(names, of_layers, strict=True):
-        if name == recipes.RECOMMENDED:
-            continue
-        if name not in mechanisms.names():
-            found.append(f"attention {name}")
-            continue
-        found += [f"{key} of {name}" for key in parameters or {} if key not in mechanisms.parameters(name)]
-    return list(dict.fromkeys(found))
-
-
-@functools.cache
-def _takes_lists() -> bool:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    try:
-        CosformerConfig(**sizes, attention=["cosformer", "softmax"], attention_parameters=[{}, {}])
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def by_name(records: Iterable[Record]) -> dict[str, Record]:
