@@ -247,7 +247,8 @@ class Scheduler:
             record = outcome["record"]
             self.records[entry.name] = record
             self.finished.append(entry.name)
-            self.factors.append(took / slot.planned)
+            if slot.planned:  # nothing was left to train of one that was cut off behind its last step
+                self.factors.append(took / slot.planned)
             metric = record["metric"]
             score = f"{metric['name']} {metric['valid'][metric['name']]:.4f} (valid)"
             self._say(f"ends:   {entry.name}, {score}, {took:.0f} s")

@@ -15,6 +15,7 @@ import torch
 from benchmarks import ablation, curve, enwik8_plan, evidence_plan, time_slice, worker
 from benchmarks.plan import Entry, NotYet, build, by_name, files_of, is_done, with_seed
 from benchmarks.scheduler import Scheduler
+from benchmarks.slot import Slot
 from cosformer import tasks
 from cosformer.training.model import HEADS, configuration
 from cosformer.training.run import digest
@@ -92,7 +93,6 @@ def test_what_fails_is_told_and_not_tried_again(tmp_path, capsys):
     assert "FAILED: tiny/mqar/bad: Diverged" in errors
     for state in (
         "tiny/mqar/bad: failed: Diverged",
-        "tiny/mqar/future: not available yet: field flux_capacitor",
         "tiny/enwik8/no data: no data: DataError",
         "1 runs made, 0 still to be run.",
     ):
@@ -240,6 +240,16 @@ def test_what_cannot_fit_is_passed_by(tmp_path):
     assert plan._choose()[0] is long, "5 GiB are no longer there, and it can be resumed"
     plan.resume_later = False
     assert plan._choose() is None
+
+
+def test_a_run_that_was_cut_off_behind_its_last_step(tmp_path):
+    """Nothing of it was planned to be trained."""
+    entry = tiny_plan.three()[0]
+    plan = Scheduler([entry], tmp_path, tmp_path / "out", [], 1, 8.0, time.monotonic() + 60)
+    slot = Slot(process=None, connection=None, entry=entry, planned=0.0)
+    plan._note(slot, {"outcome": "finished", "record": _record(entry.name, 0.5, 1e-3)})
+    assert plan.finished == [entry.name]
+    assert plan._factor() == 1.0
 
 
 @pytest.mark.parametrize(

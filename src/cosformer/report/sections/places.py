@@ -34,14 +34,15 @@ class Places:
 
     def tries(self, plan: str, column: str, row: str) -> list[list[Record]]:
         """Runs of a place, those that differ in the seed alone (or in being compiled or captured) together;
-        the best on validation first."""
+        the best on validation first: by their first seed, for further seeds are made of the best alone."""
         alike: dict[str, list[Record]] = {}
         for r in self.records:
             e = r["experiment"]
             if (e["plan"], e["column"], e["row"]) == (plan, column, row):
                 own = {n: x for n, x in flat(r["settings"]).items() if n not in ("compile", "cuda_graph")}
                 alike.setdefault(json.dumps(own, sort_keys=True), []).append(r)
-        return sorted(alike.values(), key=lambda runs: mean(map(cost, runs)))
+        seeds = [sorted(runs, key=lambda r: r["settings"]["seed"]) for runs in alike.values()]
+        return sorted(seeds, key=lambda runs: cost(runs[0]))
 
     def best(self, plan: str, column: str, row: str) -> list[Record]:
         """Of the settings that were best on validation: a run for each seed; none where nothing was run."""
