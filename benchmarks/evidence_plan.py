@@ -97,7 +97,7 @@ def masked() -> list[Entry]:
             overrides = {
                 "learning_rate": rate, "steps": 1000, "warmup": 100, "batch": 64, "eval_every": 500,
                 "save_every": 500, "eval_batch": 128, "model": model, "workers": 2,
-                "task_settings": {"tokens": "bytes"},
+                "task_settings": {"tokens": "bytes", "documents": "joined"},  # one shape, for graphs
             }  # fmt: skip
             made.append(
                 Entry(

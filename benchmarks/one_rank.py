@@ -1,9 +1,7 @@
-"""What training costs beside the bare model, and what the way of several processes costs where there is one:
-tokens per second of the same run by itself, and as the one process of a launcher (DDP, FSDP2).
+"""What training costs beside the bare model, and what a launcher costs where it starts one process: tokens
+per second of the same run by itself, and as the one process of a launcher, with weights to share (FSDP2).
 
     PYTHONPATH=src python3 -m benchmarks.one_rank --out one_rank.json     # on a GPU, about 60 s
-
-A sequence group of one process is not among them: there it is the plain path by construction.
 """
 
 import argparse
@@ -29,7 +27,7 @@ from cosformer.atomic import replace as replace_file
 from cosformer.training import Run, train
 
 FORMAT = "cosformer one rank benchmark 1"
-WAYS = ("bare", "alone", "DDP", "FSDP2")
+WAYS = ("bare", "alone", "launched")
 
 
 @contextmanager
@@ -54,7 +52,7 @@ def speed(way: str, run: Run, seconds: float) -> float:
     if way == "bare":
         return bare(run, seconds)
     with tempfile.TemporaryDirectory() as folder, nullcontext() if way == "alone" else launched():
-        own = run.replace(shard=way == "FSDP2")
+        own = run.replace(shard=way == "launched")
         return train(own, folder, progress=False, results=Path(folder) / "results.jsonl")["tokens_per_s"]
 
 
@@ -79,7 +77,7 @@ def shares(run: Run, found: list[dict[str, float]]) -> dict[str, Any]:
         "tokens_per_s": middle,
         "rounds": found,
         "share_of_bare": middle["alone"] / middle["bare"],
-        "share_of_alone": {way: middle[way] / middle["alone"] for way in ("DDP", "FSDP2")},
+        "share_of_alone": middle["launched"] / middle["alone"],
     }
 
 
@@ -110,10 +108,8 @@ def main() -> None:
 
     found = measure(run, args.rounds, args.seconds, save)
     for way, value in found["tokens_per_s"].items():
-        print(f"{way:6} {value:12,.0f} tokens/s   of", ", ".join(f"{r[way]:,.0f}" for r in found["rounds"]))
-    said = {"alone of bare": found["share_of_bare"]}
-    said |= {f"{way} of alone": share for way, share in found["share_of_alone"].items()}
-    print("; ".join(f"{name} {share:.1%}" for name, share in said.items()))
+        print(f"{way:8} {value:12,.0f} tokens/s   of", ", ".join(f"{r[way]:,.0f}" for r in found["rounds"]))
+    print(f"alone of bare {found['share_of_bare']:.1%}; launched of alone {found['share_of_alone']:.1%}")
 
 
 if __name__ == "__main__":

@@ -125,8 +125,8 @@ class Loop:
     def _graphed(self) -> GraphedBackward:
         if not self.mesh.alone:
             raise ValueError(
-                "cuda_graph is for one process that no launcher has started: leave it out, because what "
-                "processes send each other cannot be captured."
+                f"cuda_graph is for one process, but there are {self.mesh.size}: leave it out, because what "
+                "they send each other cannot be captured."
             )
         wanted = [p for p in self.net.parameters() if p.requires_grad]
         return GraphedBackward(lambda part, items: self.objective.loss(self.model, part, items), wanted)

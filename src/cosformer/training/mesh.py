@@ -5,7 +5,7 @@ import hashlib
 
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
-from accelerate.state import AcceleratorState, DistributedType  # type: ignore[import-untyped]
+from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 from torch import Tensor
 
 from cosformer.distributed import SequenceGroup, sequence_group, sequence_mesh
@@ -17,7 +17,8 @@ class Mesh:
 
     Attributes:
         rank, size: of this process, and how many there are.
-        alone: whether it was started by itself; a launcher may have started one process, too.
+        alone: whether there is no other, be it that a launcher has started it: nothing is sent, no weight is
+            wrapped.
         data_rank, data_size: of its group, and how many groups share the samples of an update.
         sequence: processes of a group, each with a part of every text.
         sequence_group: the processes of the group; None where each process has whole texts.
@@ -31,7 +32,7 @@ class Mesh:
         self.device: torch.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
-        self.alone = self.accelerator.distributed_type == DistributedType.NO
+        self.alone = self.size == 1
         if self.size % sequence:
             raise ValueError(
                 f"{self.size} processes cannot be divided into groups of sequence_parallel = {sequence}: "
