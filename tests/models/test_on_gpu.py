@@ -1,9 +1,11 @@
 """What needs a GPU: compiled steps captured as a graph, and the short way on CUDA tensors."""
 
+import gc
+
 import pytest
 import torch
 
-from cosformer.models import CosformerForCausalLM, step
+from cosformer.models import CosformerForCausalLM, captured, step
 from cosformer.models.captured import tensors_of
 from tests.models.tiny import PADDINGS, build, close, padded_batch, tokens
 
@@ -68,6 +70,29 @@ def test_captured_tokens_are_those_of_no_cache(changes):
     generate(net, ids)
     assert net._decoding is None  # what a hook does is not known
     hook.remove()
+
+
+@pytest.mark.parametrize("short_way", [False, True])
+def test_graphs_of_others_leave_ours_alone(short_way, monkeypatch):
+    """Whoever captures, clears workspaces or frees memory in between: torch.compile and a second model do."""
+    monkeypatch.setattr(captured, "SHORT_WAY", short_way)
+    first, second = model(MODELS["rotary"]), model(MODELS["windows, conv, gate"])
+    ids = tokens(2, 7)
+    expected = generate(first, ids)
+    for _ in range(3):
+        generate(second, ids)
+        second._decoding = None
+        layer = torch.nn.Linear(64, 64, device="cuda")
+        called = torch.compile(layer, mode="reduce-overhead", dynamic=False)
+        with torch.no_grad():
+            for _ in range(3):
+                called(torch.ones(8, 64, device="cuda"))
+        del called, layer
+        torch.compiler.reset()
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        assert torch.equal(generate(first, ids), expected)
 
 
 def test_what_was_kept_does_not_change():

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosformer.cuda_graphs import capturing
+
 logger = logging.getLogger(__name__)
 
 # Whether the host does no more than it must before a token on CUDA: to be switched on once a GPU has run it.
@@ -92,8 +94,8 @@ class CapturedStep:
             x.copy_(kept)
         graph = torch.cuda.CUDAGraph()
         try:
-            stream = side if SHORT_WAY else None
-            with torch.cuda.device(ids.device), torch.cuda.graph(graph, stream=stream):
+            capture = capturing(graph, side) if SHORT_WAY else torch.cuda.graph(graph)
+            with torch.cuda.device(ids.device), capture:
                 self._logits = self.function(model, self._ids, positions, column, states)
         except RuntimeError as error:
             self._refused = True

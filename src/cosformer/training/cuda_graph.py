@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosformer.cuda_graphs import capturing
 from cosformer.training.loader import Batch
 
 _Graph = tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]  # with its inputs and its loss
@@ -68,7 +69,7 @@ class GraphedBackward:
             p.grad = grad if grad is not None or p.grad is None else torch.zeros_like(p.grad)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=side):
+            with capturing(graph, side, self._pool):
                 loss = self._eager(own, own_items)
         except RuntimeError as error:
             raise RuntimeError(
