@@ -102,6 +102,34 @@ def test_wide_windows(causal):
         assert products >= 3 * waits > 0, name
 
 
+BANDS = """
+import sys
+from cosformer.ops.hopper import band_run
+from tests.ops.hopper.compiling import Report, record_windows
+
+band_run.SERVED, band_run.MIN_ROWS = True, 0
+for launch in record_windows((2, 64, 128, 256), eval(sys.argv[1])):
+    x = Report.of(launch.compile())
+    mends = launch.constants[-2]
+    print(launch.name, mends, x.registers, launch.constants[-1], x.stack, x.shared, x.products, x.waits)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("causal", [True, False])
+def test_narrow_windows(causal):
+    """Two CTAs per SM and no spills, but for the launch that mends what is not finite."""
+    lines = [line.split() for line in run(BANDS, causal)]
+    assert len(lines) == (12 if causal else 6)
+    for name, mends, *numbers in lines:
+        registers, warps, stack, shared, products, waits = map(int, numbers)
+        assert products >= 3 * waits > 0, name
+        if mends == "False":
+            assert stack == 0, name
+            assert 2 * warps * 32 * (-(-registers // 8) * 8) <= REGISTERS, name
+            assert 2 * (shared + 1024) <= SHARED, name
+
+
 LENGTHS = """
 from tests.ops.hopper.compiling import record
 

@@ -5,7 +5,7 @@ for a short sequence. All of it depends on shapes, strides and settings alone. F
 of allocations and of compiled kernels with their arguments, in which only addresses change.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from typing import Any, NamedTuple, Protocol
@@ -60,6 +60,13 @@ class WideHeads(Protocol):
 
     def forward(self, den: Tensor, eps: float) -> None: ...
     def backward(self, inv_den: Tensor, delta: Tensor) -> None: ...
+
+
+class BandHeads(Protocol):
+    """A backend's own kernels for heads with narrow windows."""
+
+    def queries(self, what: str, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float) -> None: ...
+    def keys(self, inv_den: Tensor, delta: Tensor) -> None: ...
 
 
 class LaunchPlan:
@@ -174,6 +181,13 @@ class LaunchPlan:
         """Kernels of its own for heads with this window, and for calls without a mask, documents or offsets;
         None: the portable ones."""
         return None
+
+    def narrow_parts(
+        self, tensors: dict[str, Tensor], table: Tensor, windows: list[int], causal: bool
+    ) -> Sequence[tuple[Tensor, BandHeads | None]]:
+        """Heads with narrow windows, sorted by these, by the kernels that compute them, of calls without a
+        mask, documents or offsets; None: the portable ones."""
+        return [(table, None)]
 
     def replay(self, inputs: tuple[Input, ...]) -> list[Any]:
         tensors, device = list(inputs), self.device

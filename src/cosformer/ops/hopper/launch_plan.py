@@ -5,7 +5,7 @@ is encoded for an address, which takes longer than a launch; the allocator hands
 so the plan keeps what was encoded.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cosformer.ops.gpu.launch_cache import lookup, store
-from cosformer.ops.gpu.launch_plan import LaunchPlan, WideHeads
+from cosformer.ops.gpu.launch_plan import BandHeads, LaunchPlan, WideHeads
 
 _LAYOUT = NVMMASharedLayout(128, 16, rank=4)
 
@@ -47,6 +47,13 @@ class HopperLaunchPlan(LaunchPlan):
         from cosformer.ops.hopper import window_run
 
         return window_run.wide_heads(self, tensors, table, window, causal)
+
+    def narrow_parts(
+        self, tensors: dict[str, Tensor], table: Tensor, windows: list[int], causal: bool
+    ) -> Sequence[tuple[Tensor, BandHeads | None]]:
+        from cosformer.ops.hopper import band_run
+
+        return band_run.narrow_parts(self, tensors, table, windows, causal)
 
     def encode(self, x: Any, compiled: Any, index: int) -> tuple[int, Callable[[int], Any], list[Any]] | None:
         if not isinstance(x, TensorDescriptor):

@@ -4,6 +4,7 @@ Narrow windows are bands (band.py), wide ones go through states of chunks (wide.
 of a kind are one launch, whatever their windows: these are data. Heads without a window are not touched.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from cosformer.ops.gpu.blocks import INTERPRETED, dot_precision, has_large_smem, power_of_two
 from cosformer.ops.gpu.launch_cache import cached_call
-from cosformer.ops.gpu.launch_plan import LaunchPlan, WideHeads
+from cosformer.ops.gpu.launch_plan import BandHeads, LaunchPlan, WideHeads
 from cosformer.ops.gpu.padding import with_aligned_rows
 from cosformer.ops.gpu.partition import sm_count
 from cosformer.ops.gpu.roles import ROLES
@@ -35,7 +36,7 @@ WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 class WindowTable:
     """The windows of a call's key-value heads, 0 for a head without one. `narrow`, `wide` and `every` hold,
     for the heads of their kind, [head, W, first place in the state], int32 on the device; None where there
-    are none. Wide ones are sorted by their windows."""
+    are none. Narrow and wide ones are sorted by their windows."""
 
     windows: tuple[int, ...]
     narrow: Tensor | None
@@ -56,7 +57,7 @@ def window_table(windows: tuple[int, ...], device: torch.device) -> WindowTable:
         if window:
             entries.append((head, window, place))
             place += window - 1
-    narrow = [x for x in entries if x[1] <= WIDEST_BAND]
+    narrow = sorted((x for x in entries if x[1] <= WIDEST_BAND), key=lambda x: x[1])
     wide = sorted((x for x in entries if x[1] > WIDEST_BAND), key=lambda x: x[1])
     made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, entries))
     return WindowTable(windows, *made)
@@ -185,13 +186,17 @@ class _Windowed:
         a, b, x, y = (self.tensors[n] for n in (role.a, role.b, role.c, role.y))
         gate, out = (self.tensors["q"], self.tensors["out"]) if what == "dq" else (None, None)
         options = configs.band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
-        heads = table.shape[0]
-        self._band(
-            band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
-            a, b, x, y, gate, out, self.den, self.inv_den, self.delta, self.mask, self.bounds, table, heads,
-            self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out), *self._vectors(),
-            OUTPUT=what, **options, **self.common,
-        )  # fmt: skip
+        for part, own in self._narrow_parts(table):
+            if own is not None:
+                own.queries(what, self.den, self.inv_den, self.delta, self.eps)
+                continue
+            heads = part.shape[0]
+            self._band(
+                band_queries, heads * self.group * -(-self.tq // options["BT"]) * self.batch,
+                a, b, x, y, gate, out, self.den, self.inv_den, self.delta, self.mask, self.bounds, part,
+                heads, self.tq, self.tk, self.offset, self.eps, *_strides(a, b, x, y, gate, out),
+                *self._vectors(), OUTPUT=what, **options, **self.common,
+            )  # fmt: skip
 
     def keys(self, table: Tensor | None) -> None:
         """ "dk" and "dv" of narrow heads."""
@@ -199,12 +204,23 @@ class _Windowed:
             return
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
         options = configs.band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
-        heads = table.shape[0]
-        self._band(
-            band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
-            *tensors, self.inv_den, self.delta, self.mask, self.bounds, table, heads, self.tk, self.tq,
-            -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
-        )  # fmt: skip
+        for part, own in self._narrow_parts(table) if self.group == 1 else [(table, None)]:
+            if own is not None:
+                own.keys(self.inv_den, self.delta)
+                continue
+            heads = part.shape[0]
+            self._band(
+                band_keys, heads * -(-self.tk // options["BT"]) * self.batch,
+                *tensors, self.inv_den, self.delta, self.mask, self.bounds, part, heads, self.tk, self.tq,
+                -self.offset, *_strides(*tensors), *self._vectors(), **options, **self.common,
+            )  # fmt: skip
+
+    def _narrow_parts(self, table: Tensor) -> Sequence[tuple[Tensor, BandHeads | None]]:
+        """Narrow heads, by the kernels that the plan has for them."""
+        if self.mask is not None or self.bounds is not None or self.offset != 0:
+            return [(table, None)]
+        windows = sorted(w for w in self.windows if 0 < w <= WIDEST_BAND)
+        return self.plan.narrow_parts(self.tensors, table, windows, self.common["CAUSAL"])
 
     def _band(self, kernel: Any, tiles: int, *arguments: Any, **options: Any) -> None:
         """All tiles, and in a second launch those again that were not finite: together they would need more
