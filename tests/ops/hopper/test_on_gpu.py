@@ -12,6 +12,7 @@ from cosformer import CosformerState, cosformer_attention
 from tests.ops.cases import KINDS, is_close, make
 from tests.ops.hopper.on_gpu import (
     SHAPES,
+    assert_one_token_is_right,
     assert_right,
     both_ways,
     in_double,
@@ -58,9 +59,14 @@ def test_states_of_splits_that_are_subdivided(kind, kv_heads, monkeypatch):
 
 
 @both_ways
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 129, 1000])
+@pytest.mark.parametrize("length", [2, 63, 64, 65, 129, 1000])
 def test_odd_lengths(length, causal):
     assert_right(make(tq=length, dim=64, causal=causal))
+
+
+@both_ways
+def test_one_token(causal):
+    assert_one_token_is_right(causal=causal)
 
 
 @pytest.mark.parametrize("kind", ["plain", "mask", "mask+state"])

@@ -1,4 +1,4 @@
-"""Which calls with wide windows the Hopper kernels compute, and which are left to the portable ones; asked on
+"""Which calls with windows the Hopper kernels compute, and which are left to the portable ones; asked on
 any machine."""
 
 import pytest
@@ -14,7 +14,6 @@ pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
 # In a process of its own: here the kernels may have been made for the interpreter.
 ASK = """
 import torch
-from cosformer.ops.hopper import window_run
 from tests.ops.hopper.compiling import record_windows
 
 def names(windows=(1024,) * 4, **options):
@@ -26,7 +25,7 @@ ALL = {(n, c) for n in KERNELS for c in (True, False)}
 SERVED = [
     {}, {"windows": (320,) * 2}, {"windows": (4096,) * 3}, {"length": 1000}, {"length": 65537},
 ]
-UNTRIED = [
+SERVED_IN_PART = [
     {"dim": 32}, {"value_dim": 40}, {"windows": (1024, 512)}, {"windows": (1024, 64)}, {"windows": (1024, 0)},
     {"length": 1}, {"length": 191},
 ]
@@ -39,14 +38,30 @@ for call in SERVED:
     assert names(**call) == ALL, call
 # No tile leaves the window, and there is no state to start from.
 assert names(windows=(4096,) * 2, length=200) == ALL - {("window_state", True)}
-for call in UNTRIED + OTHERS + [{"group": 2}]:
-    assert names(**call) == set(), call
-window_run.TRIED_ONLY = False
-for call in UNTRIED:
+for call in SERVED_IN_PART:
     assert {n for n, _ in names(**call)} == set(KERNELS), call
 assert {n for n, _ in names(group=2)} == {"window_state", "window_fwd"}  # the backward is portable
 for call in OTHERS:
     assert names(**call) == set(), call
+
+BANDS = ("band_fwd", "band_bwd_dq", "band_bwd_dkv")
+def bands(windows, causal, **options):
+    # how many launches of each kernel, those that mend included
+    found = [x.name for x in record_windows(windows, causal, **options)]
+    assert set(found) <= set(BANDS), found
+    return [found.count(name) for name in BANDS]
+
+long, longer = 2**16, 2**18  # rows of heads: 4 and 16 times as many
+assert bands((2, 65), True, length=long) == [2, 2, 2]
+assert bands((2, 65, 66, 129), True, length=long) == [4, 4, 4]
+assert bands((2, 65, 130, 256), True, length=long) == [2, 2, 2]  # wider ones are portable
+assert bands((2, 65, 66, 129), False, length=longer) == [2, 2, 2]
+assert bands((2, 65), True, length=long, group=2) == [2, 2, 0]
+assert bands((2, 65), True, length=long // 2) == [0, 0, 0]  # too few rows
+assert bands((2, 65), False, length=long) == [0, 0, 0]
+for call in ({"dtype": torch.float16}, {"dim": 128}, {"dim": 20}, {"masked": True}, {"packed": True},
+             {"offset": 64}, {"keys": 1000}):
+    assert bands((2, 65), True, length=longer, **call) == [0, 0, 0], call
 print("right")
 """
 

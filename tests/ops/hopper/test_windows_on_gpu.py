@@ -3,15 +3,12 @@
 import pytest
 import torch
 
-from cosformer import cosformer_attention
 from cosformer.ops.gpu import launch_cache
-from tests.ops.cases import is_as_good_as, make
+from tests.ops.cases import make
 from tests.ops.hopper.on_gpu import (
-    FLOOR,
+    assert_one_token_is_right,
     assert_right,
-    assert_rounding,
     both_ways,
-    in_double,
     inputs,
     on_a_gpu,
     results,
@@ -57,33 +54,14 @@ def test_widths_and_odd_lengths(length, window, causal, calls):
     ],
     ids=str,
 )
-def test_what_is_not_served_yet(windows, options, causal, calls, monkeypatch):
-    """The kernels are made for more than is given to them (window_run.TRIED_ONLY)."""
-    from cosformer.ops.hopper import window_run
-
-    monkeypatch.setattr(window_run, "TRIED_ONLY", False)
+def test_every_kind_of_call(windows, options, causal, calls):
     assert_right(make(**({"tq": 1000, "dim": 64} | options), causal=causal, windows=windows))
     assert any(calls)
 
 
 @both_ways
-def test_one_token(causal, calls, monkeypatch):
-    """o is v whatever q and k are: g.v and g.o cancel in their gradients, and leave only rounding."""
-    from cosformer.ops.hopper import window_run
-
-    monkeypatch.setattr(window_run, "TRIED_ONLY", False)
-    x = inputs(2, 1, 2, 64)
-    grad = torch.randn_like(x[2])
-    options = {"causal": causal, "windows": (512, 512)}
-    exact = results(in_double(x), "reference", grad, **options)
-    plain = results(x, "reference", grad, **options)
-    found = results(x, "hopper", grad, **options)
-    for i in (0, 3):
-        assert is_as_good_as(found[i], plain[i], exact[i], FLOOR)
-    q, k, v, g = (y.detach().double() for y in (*x, grad))
-    each = (g * v).abs().sum(-1, keepdim=True) / (q.relu() * k.relu()).sum(-1, keepdim=True)
-    assert_rounding(found[1].double(), each * k.relu())
-    assert_rounding(found[2].double(), each * q.relu())
+def test_one_token(causal, calls):
+    assert_one_token_is_right(causal=causal, windows=(512, 512))
     assert computed(calls)
 
 
@@ -119,19 +97,41 @@ def test_cuda_graph(causal, calls):
 
 @both_ways
 def test_nan_beyond_twice_the_window(causal, calls):
-    """Moves no bit of what is computed, nor of gradients, and gets none."""
+    """In a key and a value it moves no bit of outputs and gradients of queries there; in a query and its
+    gradient, none of the gradients of keys."""
     window, length, at = 320, 2000, 1000
     x = inputs(1, length, 2, 64)
     grad = torch.randn_like(x[2])
-    far = torch.arange(length, device="cuda")
-    far = (far >= at + 2 * window) | (far < (at - 64 if causal else at - 2 * window))
-    grad[:, ~far] = 0
-    clean = cosformer_attention(*x, causal=causal, windows=(window,) * 2, backend="hopper").detach()
+    options = {"causal": causal, "windows": (window,) * 2}
+    token = torch.arange(length, device="cuda")
+    before, behind = token < at - 2 * window, token >= at + 2 * window
+    if causal:  # within a chunk NaN reaches earlier tokens
+        before_key, behind_query = token < at - 64, token >= at + 64
+    else:
+        before_key, behind_query = before, behind
+    clean = results(x, "hopper", grad, **options)
+    spoilt = [y.detach().clone().requires_grad_() for y in x]
     with torch.no_grad():
-        for y in x[1:]:
+        for y in spoilt[1:]:
             y[:, at] = torch.nan
-    out, _, dk, dv = results(x, "hopper", grad, causal=causal, windows=(window,) * 2)
-    assert torch.equal(out[:, far], clean[:, far])
-    assert (dk[:, at] == 0).all()
-    assert (dv[:, at] == 0).all()
+    out, dq, *_ = results(spoilt, "hopper", grad, **options)
+    for a, b in zip((out, dq), clean[:2], strict=True):
+        assert torch.equal(a[:, before_key | behind], b[:, before_key | behind])
+    assert out[:, at].isnan().all()
+    with torch.no_grad():
+        x[0][:, at] = torch.nan
+        grad[:, at] = torch.nan
+    for a, b in zip(results(x, "hopper", grad, **options)[2:], clean[2:], strict=True):
+        assert torch.equal(a[:, before | behind_query], b[:, before | behind_query])
+    assert computed(calls)
+
+
+@both_ways
+def test_a_key_beyond_twice_the_window_has_no_gradient(causal, calls):
+    x = inputs(1, 2000, 2, 64)
+    token = torch.arange(2000, device="cuda")
+    grad = torch.randn_like(x[2]) * ((token - 1000).abs() >= 640)[None, :, None, None]
+    *_, dk, dv = results(x, "hopper", grad, causal=causal, windows=(320, 320))
+    assert (dk[:, 1000] == 0).all()
+    assert (dv[:, 1000] == 0).all()
     assert computed(calls)

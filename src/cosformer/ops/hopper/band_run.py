@@ -11,11 +11,11 @@ from cosformer.ops.hopper.band_bwd_dq import band_bwd_dq
 from cosformer.ops.hopper.band_fwd import band_fwd
 from cosformer.ops.hopper.launch_plan import HopperLaunchPlan, tma_can_read, tma_descriptor
 
-SERVED = False  # until a GPU has run them
-# Rows of heads from which on the GPU is busy for longer than it takes to start more kernels.
-MIN_ROWS = 2**18
+# Rows of heads from which on these kernels are ahead of the portable ones, causal and in both directions:
+# with fewer, starting more kernels takes longer than what is gained.
+MIN_ROWS = {True: 2**18, False: 2**20}
 CHUNK, WIDTH, WARPS = 64, 64, 4
-LONGEST_STRIP = 16  # tiles of a CTA
+LONGEST_STRIP = 8  # tiles of a CTA
 WAVES = 2  # CTAs for each place on the GPU, at least, where strips are shortened to get there
 
 
@@ -85,8 +85,8 @@ def narrow_parts(
     ones (gpu/windows/band.py)."""
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
     served = (
-        SERVED and q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
-        and q.numel() > 0 and q.shape[0] * q.shape[1] * q.shape[2] >= MIN_ROWS
+        q.dtype == torch.bfloat16 and q.shape[1] == k.shape[1]
+        and q.numel() > 0 and q.shape[0] * q.shape[1] * q.shape[2] >= MIN_ROWS[causal]
         and max(k.shape[3], v.shape[3]) <= WIDTH and k.shape[3] % 8 == 0 and v.shape[3] % 8 == 0
         and all(tma_can_read(x) for x in tensors.values())
     )  # fmt: skip

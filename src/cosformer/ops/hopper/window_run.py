@@ -17,7 +17,6 @@ from cosformer.ops.hopper.window_bwd_dq import window_bwd_dq
 from cosformer.ops.hopper.window_fwd import window_fwd
 from cosformer.ops.hopper.window_state import window_state
 
-TRIED_ONLY = True  # serve only the calls that have run on a GPU (`was_tried`)
 CHUNK, WIDTH, WARPS = 64, 64, 4
 STAGES = {"window_state": 3, "window_fwd": 2, "window_bwd_dq": 2}
 MIN_SEGMENT = 256  # tokens; shorter ones spend their time on the states they start from
@@ -143,15 +142,5 @@ def wide_heads(
         and max(k.shape[3], v.shape[3]) <= WIDTH and k.shape[3] % 8 == 0 and v.shape[3] % 8 == 0
         and ("g" not in tensors or q.shape[2] == k.shape[2])
         and all(tma_can_read(x) for x in tensors.values())
-        and (was_tried(q, k, v, table) or not TRIED_ONLY)
     )  # fmt: skip
     return WideHeads(plan, tensors, table, window, causal) if served else None
-
-
-def was_tried(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> bool:
-    """Heads of 64, all with the same window, one query head for each key head, three chunks and more."""
-    return (
-        k.shape[3] == v.shape[3] == WIDTH
-        and q.shape[2] == k.shape[2] == table.shape[0]
-        and q.shape[1] >= 3 * CHUNK
-    )
