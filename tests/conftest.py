@@ -6,10 +6,13 @@ import os
 import pytest
 import torch
 
+from tests.interpreter import patch_once_a_launch
+
 # Without a GPU the Triton kernels run in Triton's interpreter, which must be chosen before they are
 # imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    patch_once_a_launch()
 
 torch.set_num_threads(1)
 # The reference multiplies in the inputs' own type, and oneDNN's bfloat16 products die of an illegal

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,9 +39,13 @@ def test_the_earlier_file_stays(fails, tmp_path, monkeypatch):
     ],
 )
 def test_the_report_before_survives(number, says, code, tmp_path, capsys, monkeypatch):
-    arguments = ["report", "--results", str(ROOT / "results"), "--out", str(tmp_path)]
+    results, out = tmp_path / "results", tmp_path / "out"
+    results.mkdir()
+    shutil.copy(ROOT / "results/plan-enwik8.jsonl", results)
+    arguments = ["report", "--results", str(results), "--benchmarks", str(tmp_path), "--out", str(out)]
     assert main(arguments) == 0
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert len(before) >= 4, "a page, a text and plots"
 
     def refused(*args):
         raise OSError(number, os.strerror(number), "report.html")
@@ -50,7 +55,7 @@ def test_the_report_before_survives(number, says, code, tmp_path, capsys, monkey
     said = capsys.readouterr().err
     assert says in said.lower()
     assert len(said.strip().splitlines()) == 1
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")

@@ -29,7 +29,7 @@ def test_there_is_a_transcription(name):
 @both_ways()
 @pytest.mark.parametrize("length", LENGTHS)
 def test_equals_its_transcription(case, causal, length):
-    run, inputs = build(case), qkv(length)
+    run, inputs = build(case), qkv(length, batch=1 if length == 150 else 2)  # slow forms go row by row
     slow = zoo.transcription(case[0]).transcription
     ours, theirs = run(*inputs, causal=causal), slow(run, *inputs, causal=causal)
     close(ours, theirs)

@@ -28,7 +28,7 @@ FLOOR = {torch.float32: 2**-24, torch.bfloat16: 2**-9, torch.float16: 2**-12}
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [63, 500, 1000])
 def test_error_at_most_twice_the_references(length, kind, dtype):
-    case = make(tq=length, dim=32, **KINDS[kind]).to(dtype)
+    case = make(batch=1 if length == 1000 else 2, tq=length, dim=32, **KINDS[kind]).to(dtype)
     exact = case.to(torch.float64).results("reference")
     ours, plain = case.results("chunked"), case.results("reference")
     for name, truth in exact.items():

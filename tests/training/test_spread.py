@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file
 
 from cosformer.models import CosformerForCausalLM
@@ -29,12 +31,18 @@ def start(*words):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def spread(tmp_path_factory):
-    """A folder with all of them, and how they ended."""
-    folder = tmp_path_factory.mktemp("spread")
-    done = start("tests.training.spread", folder)
-    assert done.returncode == 0, done.stderr
+    """A folder with all of them, and how they ended. They take a minute of a core: whichever process of the
+    tests wants them first makes them for all, and tests only read them."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "spread"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "ends.json").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            done = start("tests.training.spread", folder)
+            assert done.returncode == 0, done.stderr
     return folder, json.loads((folder / "ends.json").read_text())
 
 

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
 from cosformer.ops.hopper import support
-from tests.ops.triton.test_compiled import run
+from tests.ops.triton.process import run
 
 WRONG = support._wrong_triton(support._TRITON)
 pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
@@ -20,7 +20,6 @@ CTAS = {
 }
 SPILLED = {64: 16, 128: 128}  # bytes a thread may spill, beside its 255 registers
 
-# In a process of its own: here the kernels may have been made for the interpreter.
 COMPILE = """
 import sys
 from tests.ops.hopper.compiling import Report, record

@@ -6,12 +6,11 @@ import pytest
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
 from cosformer.ops.hopper import support
-from tests.ops.triton.test_compiled import run
+from tests.ops.triton.process import run
 
 WRONG = support._wrong_triton(support._TRITON)
 pytestmark = pytest.mark.skipif(WRONG is not None, reason=f"hopper: {WRONG}")
 
-# In a process of its own: here the kernels may have been made for the interpreter.
 ASK = """
 import torch
 from tests.ops.hopper.compiling import record_windows

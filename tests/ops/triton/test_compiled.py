@@ -1,18 +1,15 @@
 """The kernels compile, without a GPU, for every architecture they support: within its shared memory, without
 large spills, and the same for every length."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
+from tests.ops.triton.process import run
+
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB a CTA may use
 SPILLED = {64: 256, 128: 1024}  # bytes a thread may spill, beside its 255 registers
 
-# In a process of its own: here the kernels may have been made for the interpreter.
 RECORD = """
 import sys, torch
 from cosformer.ops.gpu import state_scan
@@ -47,17 +44,6 @@ for launch in {(x.kernel.__name__, x.args.get("OUTPUT"), x.args.get("BT")): x fo
     print(launch.kernel.__name__, launch.args.get("OUTPUT"), usage["stack"], usage["shared"])
 """
 )
-
-
-def run(code, *args):
-    environment = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"}
-    paths = os.pathsep.join(["src", ".", environment.get("PYTHONPATH", "")])
-    made = subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True,
-        env=environment | {"PYTHONPATH": paths},
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr[-2000:]
-    return made.stdout.splitlines()
 
 
 # One chip of each kind in every run: what differs between them is shared memory and the instructions of 90.
