@@ -105,6 +105,14 @@ def tma_store(tensor, tile, batch, token, head):
 
 
 @gluon.jit
+def write_out_tile(tile, x):
+    """x into a tile for TMA to store, once what was there is stored. The caller puts a fence after it."""
+    tma.store_wait(0)
+    sync()
+    as_matrix(tile).store(x)
+
+
+@gluon.jit
 def opaque_zero(t):
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [t], dtype=gl.int32, is_pure=False, pack=1)
 
