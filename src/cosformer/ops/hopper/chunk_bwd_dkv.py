@@ -70,7 +70,6 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     store_tile,
-    sync,
     tma_load,
     write_out_tile,
 )
@@ -221,8 +220,6 @@ def chunk_bwd_dkv(
         write_out_tile(out_tiles.index(0), y)
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         a = warpgroup_mma(ones_a, selector.permute((1, 0)), a, is_async=True)
-        fence_async_shared()
-        sync()
         store_tile(dv, dv_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, DV, COALESCED, IS_VARLEN)
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
         a = gl.convert_layout(triu(a, mask_shift), dot_operand(OUT))
@@ -278,8 +275,6 @@ def chunk_bwd_dkv(
                 num_outstanding=0, deps=[s_cos_next, s_sin_next, z_cos_next, z_sin_next]
             )
         write_out_tile(out_tiles.index(0), y)
-        fence_async_shared()
-        sync()
         store_tile(dk, dk_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, D, COALESCED, IS_VARLEN)
         if t + STAGES < chunks:
             mbarrier.expect(bars.index(stage), 2 * TILE_BYTES)

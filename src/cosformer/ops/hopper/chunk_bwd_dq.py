@@ -56,7 +56,6 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     store_tile,
-    sync,
     tma_load,
     write_out_tile,
 )
@@ -242,8 +241,6 @@ def chunk_bwd_dq(
         mbarrier.wait(bar_q.index(0), t & 1)
         y = where_positive(y, as_matrix(q_tiles.index(0)).load(OUT))
         write_out_tile(out_tiles.index(0), y)
-        fence_async_shared()
-        sync()
         store_tile(dq, dq_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, D, COALESCED, IS_VARLEN)
         if t + 1 < chunks:
             mbarrier.expect(bar_q.index(0), TILE_BYTES)

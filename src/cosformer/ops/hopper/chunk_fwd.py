@@ -67,7 +67,6 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     store_tile,
-    sync,
     tma_load,
     write_out_tile,
 )
@@ -275,8 +274,6 @@ def chunk_fwd(
         s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
             num_outstanding=0, deps=[s_cos_next, s_sin_next, z_cos_next, z_sin_next]
         )
-        fence_async_shared()
-        sync()
         store_tile(o, o_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, DV, COALESCED, IS_VARLEN)
         if t + STAGES < chunks:
             mbarrier.expect(bars.index(stage), STAGE_BYTES)

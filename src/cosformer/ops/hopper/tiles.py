@@ -106,7 +106,7 @@ def tma_store(tensor, tile, batch, token, head):
 
 @gluon.jit
 def write_out_tile(tile, x):
-    """x into a tile for TMA to store, once what was there is stored. The caller puts a fence after it."""
+    """x into a tile for TMA to store, once what was there is stored. A fence has to follow."""
     tma.store_wait(0)
     sync()
     as_matrix(tile).store(x)
@@ -173,7 +173,10 @@ def store_tile(
     tensor, pointer, tile, batch, token, rest, head, HEADS: gl.constexpr, WIDTH: gl.constexpr,
     LAYOUT: gl.constexpr, IS_VARLEN: gl.constexpr,
 ):  # fmt: skip
-    """Stores a tile; with TMA, unless a document ends within it. `pointer`: the tensor's first element."""
+    """Stores a tile that all threads have written; with TMA, unless a document ends within it. `pointer`: the
+    tensor's first element."""
+    fence_async_shared()
+    sync()
     if IS_VARLEN and rest < CHUNK:
         store_rows(pointer + head * WIDTH, HEADS * WIDTH, token, rest, as_matrix(tile), WIDTH, LAYOUT)
     else:

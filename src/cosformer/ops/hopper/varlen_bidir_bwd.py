@@ -95,8 +95,6 @@ def compute_dq(
     y = where_positive(y, tile_q.load(OUT))
     s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(num_outstanding=0, deps=[r_cos, r_sin, z_cos, z_sin])
     write_out_tile(out_tiles, y)
-    fence_async_shared()
-    sync()
     store_tile(dq, dq_ptr, out_tiles, 0, token, rest, head, HEADS, D, COALESCED, True)
     return s_cos, s_sin, z_cos, z_sin
 
@@ -128,13 +126,9 @@ def compute_dkv(
     dv_acc = warpgroup_mma(k_cos, s_cos_tile, zero_out, use_acc=False, is_async=True)
     dv_acc = warpgroup_mma(k_sin, s_sin_tile, dv_acc, is_async=True)
     write_out_tile(out_tiles.index(0), y)
-    fence_async_shared()
-    sync()
     store_tile(dk, dk_ptr, out_tiles.index(0), 0, token, rest, head, HEADS, D, COALESCED, True)
     dv_acc, k_cos, k_sin = warpgroup_mma_wait(num_outstanding=0, deps=[dv_acc, k_cos, k_sin])
     as_matrix(out_tiles.index(1)).store(dv_acc.to(gl.bfloat16))
-    fence_async_shared()
-    sync()
     store_tile(dv, dv_ptr, out_tiles.index(1), 0, token, rest, head, HEADS, DV, COALESCED, True)
 
 

@@ -156,8 +156,6 @@ def compute_o(
     acc, den_parts, q_cos, q_sin = warpgroup_mma_wait(num_outstanding=0, deps=[acc, den_parts, q_cos, q_sin])
     result, den = divide_by_den(acc, den_parts, eps, OUT)
     write_out_tile(out_tiles, result)
-    fence_async_shared()
-    sync()
     store_tile(o, o_ptr, out_tiles, 0, token, rest, head, HEADS, DV, coalesced(W, WARPS), True)
     gl.store(den_ptr + token + o_rows, den, mask=o_rows < rest)
 
