@@ -21,13 +21,13 @@ def parsed(text: str | bytes, where: object, advice: str = "") -> Any:
     raise ValueError(said.rstrip())
 
 
-def json_file(path: Path, advice: str = "", limit: int = LIMIT) -> Any:
-    """The value of a JSON file. A device, a pipe or a file larger than `limit` bytes is not read at all."""
-    return parsed(content(path, limit), path, advice)
+def json_file(path: Path, advice: str) -> Any:
+    """The value of a JSON file. A device, a pipe or a file larger than LIMIT is not read at all."""
+    return parsed(content(path), path, advice)
 
 
-def json_object(path: Path, advice: str = "", limit: int = LIMIT) -> dict[str, Any]:
-    found = json_file(path, advice, limit)
+def json_object(path: Path, advice: str = "") -> dict[str, Any]:
+    found = json_file(path, advice)
     if not isinstance(found, dict):
         raise ValueError(
             f"{path} must hold a JSON object, but it holds a {_KINDS[type(found)]}. {advice}".rstrip()
@@ -35,13 +35,13 @@ def json_object(path: Path, advice: str = "", limit: int = LIMIT) -> dict[str, A
     return found
 
 
-def content(path: Path, limit: int = LIMIT) -> bytes:
-    """The bytes of an ordinary file of at most `limit` bytes."""
+def content(path: Path) -> bytes:
+    """The bytes of an ordinary file of at most LIMIT bytes."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is no ordinary file.")
-    if status.st_size > limit:
-        raise ValueError(f"{path} has {status.st_size:,} bytes, and at most {limit:,} are read.")
+    if status.st_size > LIMIT:
+        raise ValueError(f"{path} has {status.st_size:,} bytes, and at most {LIMIT:,} are read.")
     return path.read_bytes()
 
 

@@ -6,21 +6,22 @@ from typing import Any
 
 
 class Progress:
-    """A progress bar with the time left and the current step; where the output is no terminal, a line from
-    time to time."""
+    """A progress bar with the time left and the current step, which is removed at the end. Where the output
+    is no terminal: a line every `every` seconds. `options` of tqdm replace this form."""
 
-    def __init__(self, every: float = 20.0):
+    def __init__(self, every: float = 20.0, **options: Any):
         watched = sys.stderr.isatty()
         often = 0.1 if watched else every
-        self.how = {"mininterval": often, "delay": often, "dynamic_ncols": watched, "leave": False}
+        form = "{percentage:3.0f}%  {remaining} left  {desc}"
+        options = options or {"delay": often, "leave": False, "bar_format": form}
+        self.options = {"mininterval": often, "dynamic_ncols": watched, **options}
         self.bar: Any = None
 
-    def start(self, steps: int) -> None:
+    def start(self, steps: int, done: int = 0) -> None:
         from tqdm import tqdm
 
         self.end()
-        form = "{percentage:3.0f}%  {remaining} left  {desc}"
-        self.bar = tqdm(total=steps, bar_format=form, file=sys.stderr, **self.how)
+        self.bar = tqdm(total=steps, initial=done, file=sys.stderr, **self.options)
 
     def step(self, doing: str, done: int | None = None) -> None:
         """Called before each step with a description of it and, unless it is the next one, with the number of

@@ -123,17 +123,9 @@ class Attention(nn.Module, ABC):
             else:
                 key_mask = within_lengths(lengths, k, key_mask, cu_seqlens)
         out, after = self.attend(
-            q,
-            k,
-            v,
-            causal=causal,
-            key_mask=key_mask,
-            query_offset=query_offset,
-            cu_seqlens=cu_seqlens,
-            state=state,
-            return_state=return_state,
-            **more,
-        )
+            q, k, v, causal=causal, key_mask=key_mask, query_offset=query_offset, cu_seqlens=cu_seqlens,
+            state=state, return_state=return_state, **more,
+        )  # fmt: skip
         if after is None:
             return out
         if lengths is not None and not self.takes_lengths:
@@ -164,18 +156,9 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: Any,
-        return_state: bool,
-    ) -> tuple[Tensor, State | None]:
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None,
+        query_offset: int | None, cu_seqlens: Tensor | None, state: Any, return_state: bool,
+    ) -> tuple[Tensor, State | None]:  # fmt: skip
         """The mechanism itself; called only with what its traits claim."""
 
     def split(

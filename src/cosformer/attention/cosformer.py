@@ -69,19 +69,10 @@ class Cosformer(Attention):
         return self.windows is None or None in self.windows
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: CosformerState | None,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None,
+        query_offset: int | None, cu_seqlens: Tensor | None, state: CosformerState | None, return_state: bool,
         lengths: Tensor | None = None,
-    ) -> tuple[Tensor, CosformerState | None]:
+    ) -> tuple[Tensor, CosformerState | None]:  # fmt: skip
         result = cosformer_attention(
             q,
             k,
@@ -119,15 +110,9 @@ class Cosformer(Attention):
         return lambda q: call(q)[0].masked_fill(padding[..., None, None], 0)
 
     def attend_token(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: CosformerState,
-        weights: StepWeights,
-        seen: int,
+        self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, weights: StepWeights, seen: int,
         into: CosformerState | None = None,
-    ) -> tuple[Tensor, CosformerState]:
+    ) -> tuple[Tensor, CosformerState]:  # fmt: skip
         if self.backend != "auto":
             out, after = super().attend_token(q, k, v, state, weights, seen)
             assert isinstance(after, CosformerState)

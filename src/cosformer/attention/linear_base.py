@@ -54,18 +54,9 @@ class LinearAttention(Attention):
         return None
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: LinearState | None,
-        return_state: bool,
-    ) -> tuple[Tensor, LinearState | None]:
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None,
+        query_offset: int | None, cu_seqlens: Tensor | None, state: LinearState | None, return_state: bool,
+    ) -> tuple[Tensor, LinearState | None]:  # fmt: skip
         if cu_seqlens is not None and key_mask is not None:
             raise ValueError(
                 "key_mask and cu_seqlens do not go together: a packed row has no padding to hide."
@@ -113,15 +104,9 @@ class LinearAttention(Attention):
         return linear_attention(phi, psi, v, causal=causal, offset=offset, eps=self.eps, **carried)
 
     def attend_token(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: LinearState,
-        weights: StepWeights,
-        seen: int,
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, weights: StepWeights, seen: int,
         into: LinearState | None = None,
-    ) -> tuple[Tensor, LinearState]:
+    ) -> tuple[Tensor, LinearState]:  # fmt: skip
         """S <- g S + psi(k) v^T,  z <- g z + psi(k),  o = phi(q) S / max(|phi(q) . z|, eps)."""
         dtype, (batch, _, heads, _) = state.numerator.dtype, q.shape
         k = k.to(dtype)

@@ -83,18 +83,9 @@ class PatternAttention(Attention):
         return None
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: PositionedState | None,
-        return_state: bool,
-    ) -> tuple[Tensor, PositionedState | None]:
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None,
+        state: PositionedState | None, return_state: bool, **never_asked: Any,
+    ) -> tuple[Tensor, PositionedState | None]:  # fmt: skip
         if not causal and (state is not None or return_state):
             raise ValueError(
                 f"attention {self.name!r} carries a state in causal calls alone, but causal is False: give "

@@ -69,19 +69,10 @@ class Softmax(Attention):
         return not self.traits.constant_state
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        causal: bool,
-        key_mask: Tensor | None,
-        query_offset: int | None,
-        cu_seqlens: Tensor | None,
-        state: Any,
-        return_state: bool,
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None,
+        query_offset: int | None, cu_seqlens: Tensor | None, state: Any, return_state: bool,
         lengths: Tensor | None = None,
-    ) -> tuple[Tensor, State | None]:
+    ) -> tuple[Tensor, State | None]:  # fmt: skip
         windows = windows_of_heads(self.windows, k.shape[2])
         if lengths is not None:
             key_mask = within_lengths(lengths, k, key_mask, cu_seqlens)
@@ -119,15 +110,8 @@ class Softmax(Attention):
         return with_near_keys(self, k, v, shard, causal=causal, lengths=lengths, reach=max(windows) - 1)
 
     def attend_token(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        weights: StepWeights,
-        seen: int,
-        into: Any = None,
-    ) -> tuple[Tensor, State]:
+        self, q: Tensor, k: Tensor, v: Tensor, state: Any, weights: StepWeights, seen: int, into: Any = None,
+    ) -> tuple[Tensor, State]:  # fmt: skip
         sliding = _if_all(windows_of_heads(self.windows, k.shape[2]))
         if sliding is not None:
             return _one_token(q, k, v, sliding, state, state.room() if into is None else into)

@@ -79,7 +79,7 @@ class Demo:
 
     def _parts(self) -> list[tuple[str, Callable[[], Any]]]:
         return [
-            ("steps", self._steps),
+            ("steps", lambda: training.affordable(self.settings)),
             ("training", self._train),
             ("costs", self._measure),
             ("maps", self._maps),
@@ -96,9 +96,6 @@ class Demo:
 
     def _write(self) -> None:
         replace(self.folder / RECORD, json.dumps(self.record) + "\n")
-
-    def _steps(self) -> int:
-        return training.affordable(self.settings)
 
     def _train(self) -> dict[str, Any]:
         from cosformer.models import byte_tokenizer

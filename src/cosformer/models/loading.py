@@ -25,20 +25,16 @@ _TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 Stored = dict[str, tuple[list[int], str]]
 
 
-def load_model(head: Any, folder: Any, *, config: CosformerConfig | None = None, dtype: Any = None) -> Any:
+def load_model(head: Any, folder: Any, *, dtype: Any = None) -> Any:
     """The model of a folder, of the class `head`, in evaluation mode. Tensors that are missing, left over, of
     another shape, or not finite, are refused in one sentence."""
-    return _load(head, folder, config, dtype, body_only=False)[0]
+    return _load(head, folder, None, dtype, body_only=False)[0]
 
 
 def load_body(head: Any, folder: Any, *, config: CosformerConfig | None = None) -> tuple[Any, list[str]]:
     """As `load_model`, but the head may differ: tensors of it that the folder lacks are initialised. Also
     returns their names."""
     return _load(head, folder, config, None, body_only=True)
-
-
-def load_config(folder: Any) -> CosformerConfig:
-    return CosformerConfig.from_pretrained(folder)
 
 
 def load_tokenizer(folder: Any) -> Any:
@@ -136,7 +132,7 @@ def _load(
     head: Any, folder: Any, config: CosformerConfig | None, dtype: Any, *, body_only: bool
 ) -> tuple[Any, list[str]]:
     folder = guard.local_folder(folder, {})
-    config = load_config(folder) if config is None else config
+    config = config or CosformerConfig.from_pretrained(folder)
     with torch.device("meta"):  # shapes only, before memory is allocated
         empty = head(config)
     memory.refuse_beyond(memory.of_model(empty), f"the model of {folder}")

@@ -146,21 +146,13 @@ def _not_for_triton(args: AttentionArgs, seen: int | None) -> list[str]:
     return reasons
 
 
-def _not_for_hopper(args: AttentionArgs, seen: int | None) -> list[str]:
-    packed = args.cu_seqlens is not None
-    unbounded = args.windows is not None and 0 not in args.windows
-    return hopper.not_supported_reasons(
-        args.q, args.k, args.v, args.causal, args.horizon, args.query_offset, packed, seen, unbounded
-    )
-
-
 # Fastest first; "auto" takes the first that is meant for the device, available, and supports the request.
 _BACKENDS = (
     Backend(
         "hopper",
         "fused kernels for bfloat16 on Hopper GPUs (H100, H200)",
         hopper.not_available_reason,
-        _not_for_hopper,
+        hopper.not_supported_reasons,
         _run_hopper,
         devices=("cuda",),
         replay=_replay_hopper,

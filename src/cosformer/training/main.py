@@ -144,7 +144,7 @@ def _left_tidy(folder: Path, log: Log, shown: Progress) -> Iterator[None]:
         if log.writes:
             checkpoint.sweep(folder)
         if isinstance(shown, Bar):
-            shown.close()
+            shown.end()
         raise
 
 

@@ -15,7 +15,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cosformer.ops.gpu.windows.launch import launch_backward, launch_forward, window_table
-from cosformer.ops.hopper import run
+from cosformer.ops.hopper import run, window_run
 from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
 from tests.ops.triton.compiling import TYPES
 
@@ -165,11 +165,27 @@ CALLS: list[tuple[int, dict[str, Any]]] = [
     (64, {"packed": True, "batch": 1, "kv_heads": 4, "length": 300}),
     (96, {"packed": True, "batch": 1, "state": True}),
 ]
+# Options of `record_windows`: rows in which no tile leaves the window of 1,024 tokens, in one segment or in
+# several, and rows in which one does; heads narrower than a tile, in groups and alone.
+WINDOW_CALLS: list[dict[str, Any]] = [
+    {"length": length, **how}
+    for length in (200, 1024, 2048)
+    for how in ({}, {"dim": 32, "value_dim": 48}, {"dim": 32, "value_dim": 48, "group": 4})
+]
 
 
 def write_machine_code(folder: Path) -> None:
     """A file for each variant of each kernel, with its constants and its instructions."""
-    launches = [x for dim, how in CALLS for causal in (True, False) for x in record(dim, causal, **how)]
+    window_run.TRIED_ONLY = False
+    launches = [
+        launch
+        for causal in (True, False)
+        for found in (
+            *(record(dim, causal, **how) for dim, how in CALLS),
+            *(record_windows((1024,) * 4, causal, **how) for how in WINDOW_CALLS),
+        )
+        for launch in found
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     for launch in {(x.name, x.constants): x for x in launches}.values():
         with tempfile.NamedTemporaryFile(suffix=".cubin") as f:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from cosformer import CosformerState, cosformer_attention
+from cosformer.ops.args import AttentionArgs
 from cosformer.ops.hopper import support
 
 
@@ -12,7 +13,11 @@ def reasons(*, q=(1, 100, 2, 64), k=None, v=None, dtype=torch.bfloat16, causal=T
     """All reasons but the first, which on any machine is that the tensors are not on a GPU."""
     k = k or q
     q, k, v = (torch.empty(shape, dtype=dtype, device="meta") for shape in (q, k, v or k))
-    first, *others = support.not_supported_reasons(q, k, v, causal, horizon, offset, packed, seen)
+    cu_seqlens = torch.tensor([0, q.shape[1]]) if packed else None
+    args = AttentionArgs(
+        q, k, v, None, cu_seqlens, None, None, None, causal, offset, horizon, 1e-6, False, False
+    )
+    first, *others = support.not_supported_reasons(args, seen)
     assert first == "the tensors are on meta, and it runs on Hopper GPUs"
     return others
 

@@ -115,13 +115,9 @@ def _divide(w: Buffer, step: PlanStep, eps: float) -> None:
 
 
 def backward(
-    args: AttentionArgs,
-    state: Tensor | None,
-    saved: Saved,
-    grad: Tensor,
-    grad_state: Tensor | None,
+    args: AttentionArgs, state: Tensor | None, saved: Saved, grad: Tensor, grad_state: Tensor | None,
     into: tuple[Tensor, Tensor, Tensor],
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """Writes dq, dk, dv; returns dL/dS of the incoming state, if there was one. Where no states were kept
     they are computed again."""
     q, k, v = args.q, args.k, args.v

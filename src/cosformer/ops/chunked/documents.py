@@ -33,13 +33,9 @@ def forward(args: AttentionArgs, state: Tensor | None, out: Tensor, den: Tensor)
 
 
 def backward(
-    args: AttentionArgs,
-    state: Tensor | None,
-    saved: Saved,
-    grad: Tensor,
-    grad_state: Tensor | None,
+    args: AttentionArgs, state: Tensor | None, saved: Saved, grad: Tensor, grad_state: Tensor | None,
     into: tuple[Tensor, Tensor, Tensor],
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """As attention.backward, document by document."""
     assert args.cu_seqlens is not None
     dstate = None if state is None else torch.zeros_like(state)

@@ -70,8 +70,8 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     store_tile,
-    sync,
     tma_load,
+    write_out_tile,
 )
 
 RUNTIME = [
@@ -217,13 +217,9 @@ def chunk_bwd_dkv(
             )
             y = mask_rows(y.to(gl.bfloat16), keep != 0)
         y = y.to(gl.bfloat16)
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(y)
+        write_out_tile(out_tiles.index(0), y)
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         a = warpgroup_mma(ones_a, selector.permute((1, 0)), a, is_async=True)
-        fence_async_shared()
-        sync()
         store_tile(dv, dv_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, DV, COALESCED, IS_VARLEN)
         a = warpgroup_mma_wait(num_outstanding=0, deps=[a])
         a = gl.convert_layout(triu(a, mask_shift), dot_operand(OUT))
@@ -278,11 +274,7 @@ def chunk_bwd_dkv(
             s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
                 num_outstanding=0, deps=[s_cos_next, s_sin_next, z_cos_next, z_sin_next]
             )
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(y)
-        fence_async_shared()
-        sync()
+        write_out_tile(out_tiles.index(0), y)
         store_tile(dk, dk_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, D, COALESCED, IS_VARLEN)
         if t + STAGES < chunks:
             mbarrier.expect(bars.index(stage), 2 * TILE_BYTES)

@@ -56,8 +56,8 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     store_tile,
-    sync,
     tma_load,
+    write_out_tile,
 )
 
 RUNTIME = [
@@ -240,11 +240,7 @@ def chunk_bwd_dq(
         y = x * (sin_y * inv_den_y)[:, None]
         mbarrier.wait(bar_q.index(0), t & 1)
         y = where_positive(y, as_matrix(q_tiles.index(0)).load(OUT))
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(y)
-        fence_async_shared()
-        sync()
+        write_out_tile(out_tiles.index(0), y)
         store_tile(dq, dq_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, D, COALESCED, IS_VARLEN)
         if t + 1 < chunks:
             mbarrier.expect(bar_q.index(0), TILE_BYTES)

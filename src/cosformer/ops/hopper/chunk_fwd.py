@@ -67,8 +67,8 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     store_tile,
-    sync,
     tma_load,
+    write_out_tile,
 )
 
 RUNTIME = [
@@ -270,14 +270,10 @@ def chunk_fwd(
                 num_outstanding=2, deps=[acc, den_parts, p_out, p_parts, q_cos, q_sin]
             )
         result, den = divide_by_den(acc, den_parts, eps, OUT)
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(result)
+        write_out_tile(out_tiles.index(0), result)
         s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
             num_outstanding=0, deps=[s_cos_next, s_sin_next, z_cos_next, z_sin_next]
         )
-        fence_async_shared()
-        sync()
         store_tile(o, o_ptr, out_tiles.index(0), batch, token, rest, head, HEADS, DV, COALESCED, IS_VARLEN)
         if t + STAGES < chunks:
             mbarrier.expect(bars.index(stage), STAGE_BYTES)

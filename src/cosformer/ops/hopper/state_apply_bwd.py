@@ -52,6 +52,7 @@ from cosformer.ops.hopper.tiles import (
     tma_load,
     tma_load_pair,
     tma_store,
+    write_out_tile,
 )
 
 RUNTIME = [
@@ -147,9 +148,7 @@ def state_apply_dq(
         r_cos, r_sin, z_cos, z_sin = warpgroup_mma_wait(
             num_outstanding=0, deps=[r_cos_next, r_sin_next, z_cos_next, z_sin_next]
         )
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(y)
+        write_out_tile(out_tiles.index(0), y)
         fence_async_shared()
         sync()
         if IS_VARLEN and before + CHUNK > end:
@@ -236,9 +235,7 @@ def state_apply_dkv(
                 other=0,
             )
             y = mask_rows(y, keep != 0)
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(y)
+        write_out_tile(out_tiles.index(0), y)
         dv_acc, k_cos, k_sin = warpgroup_mma_wait(num_outstanding=0, deps=[dv_acc, k_cos, k_sin])
         if HAS_MASK:
             as_matrix(out_tiles.index(1)).store(mask_rows(dv_acc.to(gl.bfloat16), keep != 0))

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from cosformer.ops.args import AttentionArgs
+
 # Run and measured on an H200 with 3.6; compiled for it, not run, with 3.7.
 VERSIONS = ("3.6", "3.7")
 WIDEST = 128
@@ -55,19 +57,9 @@ def _wrong_triton(version: str | None) -> str | None:
     return None
 
 
-def not_supported_reasons(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    horizon: float | None,
-    offset: int,
-    packed: bool,
-    seen: int | None,
-    unbounded: bool = False,
-) -> list[str]:
-    """`seen`: an upper bound on the positions a carried state has seen, None without one. `unbounded`: every
-    head has a window."""
+def not_supported_reasons(args: AttentionArgs, seen: int | None) -> list[str]:
+    """`seen`: an upper bound on the positions a carried state has seen, None without one."""
+    q, k, causal, horizon, offset = args.q, args.k, args.causal, args.horizon, args.query_offset
     reasons = []
     if q.device.type != "cuda":
         reasons.append(f"the tensors are on {q.device.type}, and it runs on Hopper GPUs")
@@ -83,7 +75,7 @@ def not_supported_reasons(
         reasons.append("its sums would overflow in torch.float16, which the backend triton widens to tf32")
     elif q.dtype != torch.bfloat16:
         reasons.append(f"it computes in torch.bfloat16, not in {q.dtype}")
-    for name, x in (("D", k), ("Dv", v)):
+    for name, x in (("D", k), ("Dv", args.v)):
         if x.shape[3] % 8 != 0 or x.shape[3] > WIDEST:
             reasons.append(f"{name} must be a multiple of 8 up to {WIDEST}, and is {x.shape[3]}")
     tq, tk = q.shape[1], k.shape[1]
@@ -93,10 +85,11 @@ def not_supported_reasons(
         reasons.append("causal queries must begin and end with the keys")
     if seen is not None and causal and tq == 1:
         reasons.append("one token after a state is a step of decoding, which the backend triton is made for")
-    # Documents are as long as the horizon at most.
-    if not (packed or unbounded) and (
+    # Documents are as long as the horizon at most; where every head has a window, there is no horizon.
+    packed, bounded = args.cu_seqlens is not None, args.windows is None or 0 in args.windows
+    if (bounded and not packed) and (
         seen is not None or offset != 0 or (horizon is not None and not causal)
-    ):
+    ):  # fmt: skip
         # Only where phases are not negative can they be applied before the ReLU.
         first = 0 if seen is not None else max(0, -offset)
         last = (seen or 0) + first + max(offset + tq, tk) - 1

@@ -105,6 +105,14 @@ def tma_store(tensor, tile, batch, token, head):
 
 
 @gluon.jit
+def write_out_tile(tile, x):
+    """x into a tile for TMA to store, once what was there is stored. A fence has to follow."""
+    tma.store_wait(0)
+    sync()
+    as_matrix(tile).store(x)
+
+
+@gluon.jit
 def opaque_zero(t):
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [t], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -165,7 +173,10 @@ def store_tile(
     tensor, pointer, tile, batch, token, rest, head, HEADS: gl.constexpr, WIDTH: gl.constexpr,
     LAYOUT: gl.constexpr, IS_VARLEN: gl.constexpr,
 ):  # fmt: skip
-    """Stores a tile; with TMA, unless a document ends within it. `pointer`: the tensor's first element."""
+    """Stores a tile that all threads have written; with TMA, unless a document ends within it. `pointer`: the
+    tensor's first element."""
+    fence_async_shared()
+    sync()
     if IS_VARLEN and rest < CHUNK:
         store_rows(pointer + head * WIDTH, HEADS * WIDTH, token, rest, as_matrix(tile), WIDTH, LAYOUT)
     else:

@@ -46,6 +46,7 @@ from cosformer.ops.hopper.tiles import (
     phases,
     row_slice,
     sync,
+    write_out_tile,
 )
 from cosformer.ops.hopper.varlen_bidir_fwd import (
     RUNTIME,
@@ -93,11 +94,7 @@ def compute_dq(
     y = x * (cos_y * inv_den_y)[:, None] + y * (sin_y * inv_den_y)[:, None]
     y = where_positive(y, tile_q.load(OUT))
     s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(num_outstanding=0, deps=[r_cos, r_sin, z_cos, z_sin])
-    tma.store_wait(0)
-    sync()
-    as_matrix(out_tiles).store(y)
-    fence_async_shared()
-    sync()
+    write_out_tile(out_tiles, y)
     store_tile(dq, dq_ptr, out_tiles, 0, token, rest, head, HEADS, D, COALESCED, True)
     return s_cos, s_sin, z_cos, z_sin
 
@@ -128,16 +125,10 @@ def compute_dkv(
     y = where_positive(y, tile_k.load(OUT))
     dv_acc = warpgroup_mma(k_cos, s_cos_tile, zero_out, use_acc=False, is_async=True)
     dv_acc = warpgroup_mma(k_sin, s_sin_tile, dv_acc, is_async=True)
-    tma.store_wait(0)
-    sync()
-    as_matrix(out_tiles.index(0)).store(y)
-    fence_async_shared()
-    sync()
+    write_out_tile(out_tiles.index(0), y)
     store_tile(dk, dk_ptr, out_tiles.index(0), 0, token, rest, head, HEADS, D, COALESCED, True)
     dv_acc, k_cos, k_sin = warpgroup_mma_wait(num_outstanding=0, deps=[dv_acc, k_cos, k_sin])
     as_matrix(out_tiles.index(1)).store(dv_acc.to(gl.bfloat16))
-    fence_async_shared()
-    sync()
     store_tile(dv, dv_ptr, out_tiles.index(1), 0, token, rest, head, HEADS, DV, COALESCED, True)
 
 

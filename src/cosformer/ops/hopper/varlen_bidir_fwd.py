@@ -44,6 +44,7 @@ from cosformer.ops.hopper.tiles import (
     store_tile,
     sync,
     tma_load,
+    write_out_tile,
 )
 
 RUNTIME = ["splits", "angle_step", "eps", "tokens"]
@@ -154,11 +155,7 @@ def compute_o(
     den_parts = warpgroup_mma(q_sin_z, z_sin_tile, den_parts, is_async=True)
     acc, den_parts, q_cos, q_sin = warpgroup_mma_wait(num_outstanding=0, deps=[acc, den_parts, q_cos, q_sin])
     result, den = divide_by_den(acc, den_parts, eps, OUT)
-    tma.store_wait(0)
-    sync()
-    as_matrix(out_tiles).store(result)
-    fence_async_shared()
-    sync()
+    write_out_tile(out_tiles, result)
     store_tile(o, o_ptr, out_tiles, 0, token, rest, head, HEADS, DV, coalesced(W, WARPS), True)
     gl.store(den_ptr + token + o_rows, den, mask=o_rows < rest)
 

@@ -17,19 +17,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cosformer.ops.hopper.bf16x2 import (
-    minus_relu_phase_or_zero,
-    relu_phase,
-    relu_phase_or_zero,
-    triu,
-    where_positive,
-)
-from cosformer.ops.hopper.partial_sums import (
-    PARTIALS,
-    alloc_partials,
-    partials_layout,
-    selector_layout,
-    weighted_selector,
+from cosformer.ops.hopper.bf16x2 import minus_relu_phase_or_zero, relu_phase_or_zero, triu, where_positive
+from cosformer.ops.hopper.partial_sums import PARTIALS, alloc_partials, selector_layout, weighted_selector
+from cosformer.ops.hopper.state import (
+    add_to_state,
+    alloc_state,
+    copy_state_to_smem,
+    index_state,
+    zero_state,
 )
 from cosformer.ops.hopper.tiles import (
     CHUNK,
@@ -46,9 +41,11 @@ from cosformer.ops.hopper.tiles import (
     row_slice,
     sync,
     tma_load,
+    tma_load_pair,
     tma_store,
+    write_out_tile,
 )
-from cosformer.ops.hopper.window_tiles import locate_segment, sum_states
+from cosformer.ops.hopper.window_tiles import locate_segment, sum_states, write_key_features
 
 RUNTIME = [
     "heads", "length", "first", "per_row", "segments", "segment", "window", "angle_step", "row_b", "row_h"
@@ -61,6 +58,20 @@ def load_vector(ptr, first, rows, length):
     return gl.load(ptr + at, mask=(at >= 0) & (at < length), other=0.0)
 
 
+@gluon.jit
+def write_query_features(
+    q_cos, q_sin, cos, sin, inv_den, AWAY: gl.constexpr, LAYOUT: gl.constexpr
+):  # fmt: skip
+    """phi(inv_den q), with the cosines over q itself. AWAY: q is W tokens before, or W ahead and leaving."""
+    x = q_cos.load(LAYOUT)
+    if AWAY:
+        q_cos.store(relu_phase_or_zero(x, sin * inv_den))
+        q_sin.store(minus_relu_phase_or_zero(x, cos * inv_den))
+    else:
+        q_cos.store(relu_phase_or_zero(x, cos * inv_den))
+        q_sin.store(relu_phase_or_zero(x, sin * inv_den))
+
+
 @gluon.jit(do_not_specialize=RUNTIME)
 def window_bwd_dkv(
     q, k, v, g, dk, dv, inv_den_ptr, delta_ptr, h, table, heads, length, first, per_row, segments, segment,
@@ -71,12 +82,11 @@ def window_bwd_dkv(
     """One query head for each key head. LEAVES: whether there is a tile W tokens ahead."""
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
-    STATE: gl.constexpr = mma_layout(F, F, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * F * 2
 
     head, _, entry, batch, _, begin, end = locate_segment(
-        gl.program_id(0), table, heads, first, per_row, length, segment, window, 1
+        gl.program_id(0), table, heads, first, per_row, length, segment, 1
     )
     chunks = (end - begin + CHUNK - 1) // CHUNK
     if LEAVES and not CAUSAL:  # the state that the walk starts from is that of a whole segment
@@ -93,10 +103,7 @@ def window_bwd_dkv(
     out_tiles = alloc_tiles(1, CHUNK, F)
     k_sin_smem = alloc_smem(CHUNK, F)
     q_sin_smem = alloc_smem(CHUNK, F)
-    s_cos_smem = alloc_smem(F, F)
-    s_sin_smem = alloc_smem(F, F)
-    z_cos_smem = alloc_partials(F)
-    z_sin_smem = alloc_partials(F)
+    state_smem = alloc_state(F)
     selector_smem = alloc_partials(CHUNK)
     bars = alloc_barriers(STAGES)
     for n in gl.static_range(STAGES):
@@ -113,9 +120,9 @@ def window_bwd_dkv(
         l_sin_smem = alloc_smem(CHUNK, F)
         selector_last_smem = alloc_partials(CHUNK)
         bar_last = alloc_barriers(1)
-        mbarrier.expect(bar_last.index(0), 2 * TILE_BYTES)
-        tma_load(q, q_last_tiles.index(0), bar_last.index(0), batch, last + window, head)
-        tma_load(g, g_last_tiles.index(0), bar_last.index(0), batch, last + window, head)
+        tma_load_pair(
+            q, g, q_last_tiles.index(0), g_last_tiles.index(0), bar_last.index(0), batch, last + window, head
+        )
 
     if HAS_STATE:
         behind = begin + segment
@@ -125,10 +132,7 @@ def window_bwd_dkv(
             DV, F, WARPS,
         )  # fmt: skip
     else:
-        s_cos = gl.zeros([F, F], gl.float32, STATE)
-        s_sin = gl.zeros([F, F], gl.float32, STATE)
-        z_cos = gl.zeros([F, PARTIALS], gl.float32, partials_layout(F, WARPS))
-        z_sin = z_cos
+        s_cos, s_sin, z_cos, z_sin = zero_state(F, WARPS)
 
     q_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     delta_rows = gl.arange(0, CHUNK, layout=row_slice(selector_layout(WARPS)))
@@ -155,28 +159,16 @@ def window_bwd_dkv(
         zero = opaque_zero(t)
         k_sin = k_sin_smem.index(zero)
         q_sin = q_sin_smem.index(zero)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         selector = selector_smem.index(zero)
-        s_cos_tile.store(s_cos.to(gl.bfloat16))
-        s_sin_tile.store(s_sin.to(gl.bfloat16))
-        z_cos_tile.store(z_cos.to(gl.bfloat16))
-        z_sin_tile.store(z_sin.to(gl.bfloat16))
+        copy_state_to_smem(s_cos, s_sin, z_cos, z_sin, s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile)
         cos, sin = phases(token - block_begin + q_rows, angle_step)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         q_cos = as_matrix(q_tiles.index(stage + zero))
         k_cos = as_matrix(k_tiles.index(stage + zero))
         tile_v = as_matrix(v_tiles.index(stage + zero))
         tile_g = as_matrix(g_tiles.index(stage + zero))
-        x = q_cos.load(COALESCED)
-        if CAUSAL:
-            q_cos.store(relu_phase_or_zero(x, cos * inv_den))
-            q_sin.store(relu_phase_or_zero(x, sin * inv_den))
-        else:
-            q_cos.store(relu_phase_or_zero(x, sin * inv_den))
-            q_sin.store(minus_relu_phase_or_zero(x, cos * inv_den))
+        write_query_features(q_cos, q_sin, cos, sin, inv_den, not CAUSAL, COALESCED)
         weighted_selector(delta, selector, WARPS)
         if LEAVES:
             mbarrier.wait(bar_last.index(0), t & 1)
@@ -184,13 +176,9 @@ def window_bwd_dkv(
             l_sin = l_sin_smem.index(zero)
             tile_h = as_matrix(g_last_tiles.index(zero))
             selector_last = selector_last_smem.index(zero)
-            x = l_cos.load(COALESCED)
-            l_cos.store(relu_phase_or_zero(x, sin * inv_den_last))
-            l_sin.store(minus_relu_phase_or_zero(x, cos * inv_den_last))
+            write_query_features(l_cos, l_sin, cos, sin, inv_den_last, True, COALESCED)
             weighted_selector(delta_last, selector_last, WARPS)
-        x = k_cos.load(COALESCED)
-        k_cos.store(relu_phase(x, cos))
-        k_sin.store(relu_phase(x, sin))
+        write_key_features(k_cos, k_sin, cos, sin, False, COALESCED)
         fence_async_shared()
         p = warpgroup_mma(k_cos, q_cos.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         p = warpgroup_mma(k_sin, q_sin.permute((1, 0)), p, is_async=True)
@@ -210,9 +198,7 @@ def window_bwd_dkv(
             y, p, p_last = warpgroup_mma_wait(num_outstanding=0, deps=[y, p, p_last])
         else:
             y, p = warpgroup_mma_wait(num_outstanding=0, deps=[y, p])
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(y.to(gl.bfloat16))
+        write_out_tile(out_tiles.index(0), y.to(gl.bfloat16))
         a = warpgroup_mma(tile_v, tile_g.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         a = warpgroup_mma(ones_a, selector.permute((1, 0)), a, is_async=True)
         if LEAVES:
@@ -240,15 +226,13 @@ def window_bwd_dkv(
         x = warpgroup_mma(a, q_sin, x, is_async=True)
         if LEAVES:
             x = warpgroup_mma(a_last, l_sin, x, is_async=True)
-        s_cos_next = warpgroup_mma(q_cos.permute((1, 0)), tile_g, s_cos, is_async=True)
-        z_cos_next = warpgroup_mma(q_cos.permute((1, 0)), selector, z_cos, is_async=True)
-        s_sin_next = warpgroup_mma(q_sin.permute((1, 0)), tile_g, s_sin, is_async=True)
-        z_sin_next = warpgroup_mma(q_sin.permute((1, 0)), selector, z_sin, is_async=True)
+        s_cos_next, s_sin_next, z_cos_next, z_sin_next = add_to_state(
+            q_cos, q_sin, tile_g, selector, s_cos, s_sin, z_cos, z_sin, True
+        )
         if LEAVES:
-            s_cos_next = warpgroup_mma(l_cos.permute((1, 0)), tile_h, s_cos_next, is_async=True)
-            z_cos_next = warpgroup_mma(l_cos.permute((1, 0)), selector_last, z_cos_next, is_async=True)
-            s_sin_next = warpgroup_mma(l_sin.permute((1, 0)), tile_h, s_sin_next, is_async=True)
-            z_sin_next = warpgroup_mma(l_sin.permute((1, 0)), selector_last, z_sin_next, is_async=True)
+            s_cos_next, s_sin_next, z_cos_next, z_sin_next = add_to_state(
+                l_cos, l_sin, tile_h, selector_last, s_cos_next, s_sin_next, z_cos_next, z_sin_next, True
+            )
             x, a, a_last = warpgroup_mma_wait(num_outstanding=8, deps=[x, a, a_last])
         else:
             x, a = warpgroup_mma_wait(num_outstanding=4, deps=[x, a])
@@ -261,18 +245,16 @@ def window_bwd_dkv(
         s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
             num_outstanding=0, deps=[s_cos_next, s_sin_next, z_cos_next, z_sin_next]
         )
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(y)
+        write_out_tile(out_tiles.index(0), y)
         fence_async_shared()
         sync()
         tma_store(dk, out_tiles.index(0), batch, token, head)
         if LEAVES:
             if t + 1 < chunks:
-                at = token - CHUNK + window
-                mbarrier.expect(bar_last.index(0), 2 * TILE_BYTES)
-                tma_load(q, q_last_tiles.index(0), bar_last.index(0), batch, at, head)
-                tma_load(g, g_last_tiles.index(0), bar_last.index(0), batch, at, head)
+                tma_load_pair(
+                    q, g, q_last_tiles.index(0), g_last_tiles.index(0), bar_last.index(0), batch,
+                    token - CHUNK + window, head,
+                )  # fmt: skip
         if t + STAGES < chunks:
             at = token - STAGES * CHUNK
             mbarrier.expect(bars.index(stage), 4 * TILE_BYTES)

@@ -6,6 +6,9 @@ window (window_tiles.py); inv_den and delta were computed before.
     dq = inv_den sin (X cos / sin + Y) where q > 0
 
 dq is written over q in shared memory: 110 KiB, two CTAs per SM.
+
+Some functions of state.py and window_tiles.py are written out here: calls would change the line table, from
+which alone ptxas assigns other registers.
 """
 
 from triton.experimental import gluon
@@ -19,7 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cosformer.ops.hopper.bf16x2 import minus_relu_phase, relu_phase, tril, where_positive
-from cosformer.ops.hopper.partial_sums import PARTIALS, alloc_partials, partials_layout, row_selector
+from cosformer.ops.hopper.partial_sums import PARTIALS, alloc_partials, row_selector
+from cosformer.ops.hopper.state import add_to_state, zero_state
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
@@ -35,6 +39,7 @@ from cosformer.ops.hopper.tiles import (
     row_slice,
     sync,
     tma_load,
+    tma_load_pair,
     tma_store,
 )
 from cosformer.ops.hopper.window_tiles import locate_segment, sum_states
@@ -53,12 +58,11 @@ def window_bwd_dq(
 ):  # fmt: skip
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
-    STATE: gl.constexpr = mma_layout(F, F, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * F * 2
 
     head, key_head, entry, batch, _, begin, end = locate_segment(
-        gl.program_id(0), table, heads, first, per_row, length, segment, window, GROUP
+        gl.program_id(0), table, heads, first, per_row, length, segment, GROUP
     )
     chunks = (end - begin + CHUNK - 1) // CHUNK
     block = begin // window
@@ -101,10 +105,7 @@ def window_bwd_dq(
             window, block, D, DV, F, WARPS,
         )  # fmt: skip
     else:
-        s_cos = gl.zeros([F, F], gl.float32, STATE)
-        s_sin = gl.zeros([F, F], gl.float32, STATE)
-        z_cos = gl.zeros([F, PARTIALS], gl.float32, partials_layout(F, WARPS))
-        z_sin = z_cos
+        s_cos, s_sin, z_cos, z_sin = zero_state(F, WARPS)
 
     k_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     y_rows = gl.arange(0, CHUNK, layout=row_slice(OUT))
@@ -168,10 +169,9 @@ def window_bwd_dq(
         s_sin_next = warpgroup_mma(k_sin.permute((1, 0)), tile_v, s_sin, is_async=True)
         z_sin_next = warpgroup_mma(k_sin.permute((1, 0)), selector, z_sin, is_async=True)
         if LEAVES:
-            s_cos_next = warpgroup_mma(l_cos.permute((1, 0)), tile_w, s_cos_next, is_async=True)
-            z_cos_next = warpgroup_mma(l_cos.permute((1, 0)), selector, z_cos_next, is_async=True)
-            s_sin_next = warpgroup_mma(l_sin.permute((1, 0)), tile_w, s_sin_next, is_async=True)
-            z_sin_next = warpgroup_mma(l_sin.permute((1, 0)), selector, z_sin_next, is_async=True)
+            s_cos_next, s_sin_next, z_cos_next, z_sin_next = add_to_state(
+                l_cos, l_sin, tile_w, selector, s_cos_next, s_sin_next, z_cos_next, z_sin_next, True
+            )
             a, a_last = warpgroup_mma_wait(num_outstanding=8, deps=[a, a_last])
             a_last = gl.convert_layout(tril(a_last + delta[:, None], leaving_shift), dot_operand(OUT))
         else:
@@ -207,10 +207,10 @@ def window_bwd_dq(
         tma_store(dq, q_tiles.index(0), batch, token, head)
         if LEAVES:
             if t + 1 < chunks:
-                at = token + CHUNK - window
-                mbarrier.expect(bar_last.index(0), 2 * TILE_BYTES)
-                tma_load(k, k_last_tiles.index(0), bar_last.index(0), batch, at, key_head)
-                tma_load(v, v_last_tiles.index(0), bar_last.index(0), batch, at, key_head)
+                tma_load_pair(
+                    k, v, k_last_tiles.index(0), v_last_tiles.index(0), bar_last.index(0), batch,
+                    token + CHUNK - window, key_head,
+                )  # fmt: skip
         if t + STAGES < chunks:
             at = token + STAGES * CHUNK
             mbarrier.expect(bars.index(stage), 3 * TILE_BYTES)

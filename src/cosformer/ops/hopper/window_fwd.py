@@ -21,8 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cosformer.ops.hopper.bf16x2 import minus_relu_phase, relu_phase, tril
-from cosformer.ops.hopper.partial_sums import PARTIALS, alloc_partials, partials_layout, row_selector
+from cosformer.ops.hopper.bf16x2 import relu_phase, tril
+from cosformer.ops.hopper.partial_sums import PARTIALS, divide_by_den, partials_layout, row_selector
+from cosformer.ops.hopper.state import alloc_state, copy_state_to_smem, index_state, zero_state
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
@@ -38,9 +39,11 @@ from cosformer.ops.hopper.tiles import (
     row_slice,
     sync,
     tma_load,
+    tma_load_pair,
     tma_store,
+    write_out_tile,
 )
-from cosformer.ops.hopper.window_tiles import locate_segment, sum_states
+from cosformer.ops.hopper.window_tiles import locate_segment, sum_states, write_key_features
 
 RUNTIME = [
     "heads", "length", "first", "per_row", "segments", "segment", "window", "angle_step", "eps", "row_b",
@@ -58,13 +61,12 @@ def window_fwd(
     """LEAVES: whether there is a tile W tokens before. HAS_STATE: whether segments start from states h."""
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
-    STATE: gl.constexpr = mma_layout(F, F, WARPS)
     ROW_PARTIALS: gl.constexpr = partials_layout(CHUNK, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * F * 2
 
     head, key_head, entry, batch, _, begin, end = locate_segment(
-        gl.program_id(0), table, heads, first, per_row, length, segment, window, GROUP
+        gl.program_id(0), table, heads, first, per_row, length, segment, GROUP
     )
     chunks = (end - begin + CHUNK - 1) // CHUNK
     block = begin // window
@@ -76,10 +78,7 @@ def window_fwd(
     v_tiles = alloc_tiles(STAGES, CHUNK, F)
     out_tiles = alloc_tiles(1, CHUNK, F)
     k_sin_smem = alloc_smem(CHUNK, F)
-    s_cos_smem = alloc_smem(F, F)
-    s_sin_smem = alloc_smem(F, F)
-    z_cos_smem = alloc_partials(F)
-    z_sin_smem = alloc_partials(F)
+    state_smem = alloc_state(F)
     selector_smem = row_selector(WARPS)
     bars = alloc_barriers(STAGES)
     if LEAVES:
@@ -95,9 +94,10 @@ def window_fwd(
             tma_load(k, k_tiles.index(i), bars.index(i), batch, at + enters, key_head)
             tma_load(v, v_tiles.index(i), bars.index(i), batch, at + enters, key_head)
     if LEAVES:
-        mbarrier.expect(bar_last.index(0), 2 * TILE_BYTES)
-        tma_load(k, k_last_tiles.index(0), bar_last.index(0), batch, begin - window, key_head)
-        tma_load(v, v_last_tiles.index(0), bar_last.index(0), batch, begin - window, key_head)
+        tma_load_pair(
+            k, v, k_last_tiles.index(0), v_last_tiles.index(0), bar_last.index(0), batch, begin - window,
+            key_head,
+        )  # fmt: skip
 
     if HAS_STATE:
         high = (begin + enters) // segment
@@ -106,10 +106,7 @@ def window_fwd(
             window, block, D, DV, F, WARPS,
         )  # fmt: skip
     else:
-        s_cos = gl.zeros([F, F], gl.float32, STATE)
-        s_sin = gl.zeros([F, F], gl.float32, STATE)
-        z_cos = gl.zeros([F, PARTIALS], gl.float32, partials_layout(F, WARPS))
-        z_sin = z_cos
+        s_cos, s_sin, z_cos, z_sin = zero_state(F, WARPS)
 
     q_rows = gl.arange(0, CHUNK, layout=row_slice(dot_operand(SCORES)))
     k_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
@@ -126,28 +123,16 @@ def window_fwd(
         stage = t % STAGES
         token = begin + t * CHUNK
         zero = opaque_zero(t)
-        s_cos_tile = s_cos_smem.index(zero)
-        s_sin_tile = s_sin_smem.index(zero)
-        z_cos_tile = z_cos_smem.index(zero)
-        z_sin_tile = z_sin_smem.index(zero)
+        s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile = index_state(state_smem, zero)
         selector = selector_smem.index(zero)
-        s_cos_tile.store(s_cos.to(gl.bfloat16))
-        s_sin_tile.store(s_sin.to(gl.bfloat16))
-        z_cos_tile.store(z_cos.to(gl.bfloat16))
-        z_sin_tile.store(z_sin.to(gl.bfloat16))
+        copy_state_to_smem(s_cos, s_sin, z_cos, z_sin, s_cos_tile, s_sin_tile, z_cos_tile, z_sin_tile)
         cos, sin = phases(token - block_begin + k_rows, angle_step)
         mbarrier.wait(bars.index(stage), (t // STAGES) & 1)
         k_cos = as_matrix(k_tiles.index(stage))
         k_sin = k_sin_smem.index(zero)
         tile_q = as_matrix(q_tiles.index(stage))
         tile_v = as_matrix(v_tiles.index(stage))
-        x = k_cos.load(COALESCED)
-        if CAUSAL:
-            k_cos.store(relu_phase(x, cos))
-            k_sin.store(relu_phase(x, sin))
-        else:
-            k_cos.store(minus_relu_phase(x, sin))
-            k_sin.store(relu_phase(x, cos))
+        write_key_features(k_cos, k_sin, cos, sin, not CAUSAL, COALESCED)
         y = tile_q.load(dot_operand(SCORES))
         cos_q, sin_q = phases(token - block_begin + q_rows, angle_step)
         q_cos = relu_phase(y, cos_q)
@@ -157,9 +142,7 @@ def window_fwd(
             l_cos = as_matrix(k_last_tiles.index(zero))
             l_sin = l_sin_smem.index(zero)
             tile_w = as_matrix(v_last_tiles.index(zero))
-            x = l_cos.load(COALESCED)
-            l_cos.store(minus_relu_phase(x, sin))
-            l_sin.store(relu_phase(x, cos))
+            write_key_features(l_cos, l_sin, cos, sin, True, COALESCED)
         fence_async_shared()
         p = warpgroup_mma(q_cos, k_cos.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         p = warpgroup_mma(q_sin, k_sin.permute((1, 0)), p, is_async=True)
@@ -206,11 +189,8 @@ def window_fwd(
             acc, den_parts, p_out, p_parts, q_cos, q_sin = warpgroup_mma_wait(
                 num_outstanding=2, deps=[acc, den_parts, p_out, p_parts, q_cos, q_sin]
             )
-        den = gl.convert_layout(gl.sum(den_parts, axis=1), row_slice(OUT))
-        result = (acc * (1.0 / gl.maximum(den, eps))[:, None]).to(gl.bfloat16)
-        tma.store_wait(0)
-        sync()
-        as_matrix(out_tiles.index(0)).store(result)
+        result, den = divide_by_den(acc, den_parts, eps, OUT)
+        write_out_tile(out_tiles.index(0), result)
         s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(
             num_outstanding=0, deps=[s_cos_next, s_sin_next, z_cos_next, z_sin_next]
         )
@@ -219,10 +199,10 @@ def window_fwd(
         tma_store(o, out_tiles.index(0), batch, token, head)
         if LEAVES:
             if t + 1 < chunks:
-                at = token + CHUNK - window
-                mbarrier.expect(bar_last.index(0), 2 * TILE_BYTES)
-                tma_load(k, k_last_tiles.index(0), bar_last.index(0), batch, at, key_head)
-                tma_load(v, v_last_tiles.index(0), bar_last.index(0), batch, at, key_head)
+                tma_load_pair(
+                    k, v, k_last_tiles.index(0), v_last_tiles.index(0), bar_last.index(0), batch,
+                    token + CHUNK - window, key_head,
+                )  # fmt: skip
         if t + STAGES < chunks:
             at = token + STAGES * CHUNK
             mbarrier.expect(bars.index(stage), 3 * TILE_BYTES)

@@ -3,23 +3,12 @@ within the block of W tokens that the segment lies in."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 
 from cosformer.ops.hopper.bf16x2 import relu_phase, relu_phase_or_zero
 from cosformer.ops.hopper.chunk_state import store_state
-from cosformer.ops.hopper.partial_sums import (
-    PARTIALS,
-    alloc_partials,
-    partials_layout,
-    row_selector,
-    selector_layout,
-    weighted_selector,
-)
+from cosformer.ops.hopper.partial_sums import alloc_selector, selector_layout, weighted_selector
+from cosformer.ops.hopper.state import add_to_state, zero_state
 from cosformer.ops.hopper.tiles import (
     CHUNK,
     alloc_barriers,
@@ -27,12 +16,11 @@ from cosformer.ops.hopper.tiles import (
     alloc_tiles,
     as_matrix,
     coalesced,
-    mma_layout,
     opaque_zero,
     phases,
     row_slice,
     sync,
-    tma_load,
+    tma_load_pair,
 )
 from cosformer.ops.hopper.window_tiles import locate_segment
 
@@ -48,11 +36,9 @@ def window_state(
     OUTPUT: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """OUTPUT as in chunk_state.py; `heads` are those of b and c, GROUP of them for each in the table."""
-    STATE: gl.constexpr = mma_layout(F, F, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
-    STAGE_BYTES: gl.constexpr = 2 * CHUNK * F * 2
     head, _, entry, batch, index, begin, end = locate_segment(
-        gl.program_id(0), table, heads, first, per_row, length, segment, window, GROUP
+        gl.program_id(0), table, heads, first, per_row, length, segment, GROUP
     )
     chunks = (end - begin + CHUNK - 1) // CHUNK
     block_begin = begin // window * window
@@ -61,20 +47,14 @@ def window_state(
     c_tiles = alloc_tiles(STAGES, CHUNK, F)
     b_cos_smem = alloc_smem(CHUNK, F)
     b_sin_smem = alloc_smem(CHUNK, F)
-    if OUTPUT == "dv":
-        selector_smem = alloc_partials(CHUNK)
-    else:
-        selector_smem = row_selector(WARPS)
+    selector_smem = alloc_selector(OUTPUT == "dv", WARPS)
     bars = alloc_barriers(STAGES)
     for i in gl.static_range(STAGES):
         if i < chunks:
-            mbarrier.expect(bars.index(i), STAGE_BYTES)
-            tma_load(b, b_tiles.index(i), bars.index(i), batch, begin + i * CHUNK, head)
-            tma_load(c, c_tiles.index(i), bars.index(i), batch, begin + i * CHUNK, head)
-    s_cos = gl.zeros([F, F], gl.float32, STATE)
-    s_sin = gl.zeros([F, F], gl.float32, STATE)
-    z_cos = gl.zeros([F, PARTIALS], gl.float32, partials_layout(F, WARPS))
-    z_sin = z_cos
+            tma_load_pair(
+                b, c, b_tiles.index(i), c_tiles.index(i), bars.index(i), batch, begin + i * CHUNK, head
+            )
+    s_cos, s_sin, z_cos, z_sin = zero_state(F, WARPS)
     b_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     delta_rows = gl.arange(0, CHUNK, layout=row_slice(selector_layout(WARPS)))
     vec_offset = batch.to(gl.int64) * row_b + head.to(gl.int64) * row_h
@@ -107,16 +87,16 @@ def window_state(
             b_sin.store(relu_phase(x, sin))
         fence_async_shared()
         selector = selector_smem.index(zero)
-        s_cos = warpgroup_mma(b_cos.permute((1, 0)), tile_c, s_cos, is_async=True)
-        z_cos = warpgroup_mma(b_cos.permute((1, 0)), selector, z_cos, is_async=True)
-        s_sin = warpgroup_mma(b_sin.permute((1, 0)), tile_c, s_sin, is_async=True)
-        z_sin = warpgroup_mma(b_sin.permute((1, 0)), selector, z_sin, is_async=True)
+        s_cos, s_sin, z_cos, z_sin = add_to_state(
+            b_cos, b_sin, tile_c, selector, s_cos, s_sin, z_cos, z_sin, True
+        )
         s_cos, s_sin, z_cos, z_sin = warpgroup_mma_wait(num_outstanding=0, deps=[s_cos, s_sin, z_cos, z_sin])
         sync()
         if t + STAGES < chunks:
-            mbarrier.expect(bars.index(stage), STAGE_BYTES)
-            tma_load(b, b_tiles.index(stage), bars.index(stage), batch, token + STAGES * CHUNK, head)
-            tma_load(c, c_tiles.index(stage), bars.index(stage), batch, token + STAGES * CHUNK, head)
+            tma_load_pair(
+                b, c, b_tiles.index(stage), c_tiles.index(stage), bars.index(stage), batch,
+                token + STAGES * CHUNK, head,
+            )  # fmt: skip
     store_state(
         h_ptr, (batch * segments + index) * heads + entry, s_cos, s_sin, z_cos, z_sin, D, DV, F, WARPS
     )

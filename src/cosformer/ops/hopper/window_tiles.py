@@ -25,12 +25,14 @@ so that what enters is bit for bit what leaves.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from cosformer.ops.hopper.partial_sums import PARTIALS, load_z_columns, partials_layout
+from cosformer.ops.hopper.bf16x2 import minus_relu_phase, relu_phase
+from cosformer.ops.hopper.partial_sums import load_z_columns
+from cosformer.ops.hopper.state import zero_state
 from cosformer.ops.hopper.tiles import matrix_pointers, mma_layout
 
 
 @gluon.jit
-def locate_segment(pid, table, heads, first, per_row, length, segment, window, GROUP: gl.constexpr):
+def locate_segment(pid, table, heads, first, per_row, length, segment, GROUP: gl.constexpr):
     """head, key head, its entry in the table, batch, segment, and its tokens [begin, end). A row has
     `per_row` segments here, from `first` on. table [n, 3]: key heads."""
     entry = pid % heads
@@ -53,10 +55,7 @@ def sum_states(
 ):  # fmt: skip
     """S and z of the segments [low, high), in the phases of `block`. h [B, segments, heads, 2 D (Dv + 1)]."""
     STATE: gl.constexpr = mma_layout(F, F, WARPS)
-    s_cos = gl.zeros([F, F], gl.float32, STATE)
-    s_sin = gl.zeros([F, F], gl.float32, STATE)
-    z_cos = gl.zeros([F, PARTIALS], gl.float32, partials_layout(F, WARPS))
-    z_sin = z_cos
+    s_cos, s_sin, z_cos, z_sin = zero_state(F, WARPS)
     for i in range(gl.maximum(low, 0), gl.minimum(high, segments)):
         away = i * segment // window - block
         swapped = gl.where(away == 0, 0, 1)
@@ -71,3 +70,15 @@ def sum_states(
         z_cos += of_cos * load_z_columns(z + swapped * D, D, F, WARPS)
         z_sin += of_sin * load_z_columns(z + (1 - swapped) * D, D, F, WARPS)
     return s_cos, s_sin, z_cos, z_sin
+
+
+@gluon.jit
+def write_key_features(k_cos, k_sin, cos, sin, AWAY: gl.constexpr, LAYOUT: gl.constexpr):
+    """phi(k), with the cosines over k itself. AWAY: k is W tokens ahead, or W before and leaving."""
+    x = k_cos.load(LAYOUT)
+    if AWAY:
+        k_cos.store(minus_relu_phase(x, sin))
+        k_sin.store(relu_phase(x, cos))
+    else:
+        k_cos.store(relu_phase(x, cos))
+        k_sin.store(relu_phase(x, sin))
