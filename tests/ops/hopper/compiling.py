@@ -15,7 +15,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cosformer.ops.gpu.windows.launch import launch_backward, launch_forward, window_table
-from cosformer.ops.hopper import run, window_run
+from cosformer.ops.hopper import band_run, run
 from cosformer.ops.hopper.launch_plan import HopperLaunchPlan
 from tests.ops.triton.compiling import TYPES
 
@@ -176,13 +176,14 @@ WINDOW_CALLS: list[dict[str, Any]] = [
 
 def write_machine_code(folder: Path) -> None:
     """A file for each variant of each kernel, with its constants and its instructions."""
-    window_run.TRIED_ONLY = False
+    band_run.MIN_ROWS = {True: 0, False: 0}
     launches = [
         launch
         for causal in (True, False)
         for found in (
             *(record(dim, causal, **how) for dim, how in CALLS),
             *(record_windows((1024,) * 4, causal, **how) for how in WINDOW_CALLS),
+            *(record_windows((2, 65, 66, 129), causal, group=group) for group in (1, 4)),
         )
         for launch in found
     ]
