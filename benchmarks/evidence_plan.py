@@ -29,7 +29,7 @@ ARENA: dict[str, tuple[int, int, tuple[float, ...], float, float]] = {
 _SLOWER = {"softmax": 1.5, "relu": 1.6, "linear": 1.6}
 
 
-def _parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
+def parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
     """The attention of a row, and what of the model is its own: nothing as published; with windows and for
     ours what the library recommends, with the positions of the others."""
     sizes = recipes.build(recipe, scale="small", attention="softmax").model
@@ -49,7 +49,7 @@ def _parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
 
 def _arena(recipe: str, row: str, number: int) -> Entry:
     heads, steps, rates, seconds, memory = ARENA[recipe]
-    attention, model = _parts(recipe, row, heads)
+    attention, model = parts(recipe, row, heads)
     every = -(-steps // 12)
     overrides = {
         "learning_rate": rates[number], "steps": steps, "warmup": steps // 20, "eval_every": every,
@@ -71,7 +71,7 @@ def wikitext() -> list[Entry]:
     made = []
     for rate in (5e-4, 1e-3, 2.5e-4):
         for row in ROWS:
-            attention, model = _parts("wikitext2", row, 8)
+            attention, model = parts("wikitext2", row, 8)
             position = "none" if row in (WINDOWS, OURS) else "rotary"
             overrides = {"learning_rate": rate, "model": {**model, "position": position}}
             made.append(
@@ -93,7 +93,7 @@ def masked() -> list[Entry]:
     made = []
     for rate in (5e-4, 1e-3):
         for row in ("softmax", "cosformer", OURS, WINDOWS):
-            attention, model = _parts("mlm", row, 8)
+            attention, model = parts("mlm", row, 8)
             overrides = {
                 "learning_rate": rate, "steps": 1000, "warmup": 100, "batch": 64, "eval_every": 500,
                 "save_every": 500, "eval_batch": 128, "model": model, "workers": 2,

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from cosformer.report import plotter, records, render
-from cosformer.report.document import Document, Plot, Section
-from cosformer.report.sections import evidence, learning, recall
+from cosformer.report.document import Document, Plot, Section, Text
+from cosformer.report.sections import evidence, learning, recall, text_model
+from cosformer.report.sections.common import latest
 from cosformer.report.sections.places import Places
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +30,18 @@ def planned() -> dict[str, Section]:
         "arena": evidence.arena(places),
         "masked": evidence.masked(places),
         "ablation": evidence.ablation(places, list(VARIANTS)),
+        "speed": speed(),
     }
+
+
+def speed() -> Section:
+    """Of the newest record that a GPU has left."""
+    found = [r for r in records.benchmarks(ROOT / "benchmarks" / "reports") if "gpu" in r.get("hardware", {})]
+    newest = latest(found, text_model.FORMAT.rpartition(" ")[0])
+    if newest is None:
+        words = "Not run yet; `python -m benchmarks.text_model` measures it."
+        return Section(text_model.TITLE, [Text(words)])
+    return text_model.section(newest)
 
 
 def figures() -> dict[str, str]:

@@ -14,6 +14,7 @@ from cosformer.report.sections import (
     operator_gpu,
     scaling,
     serving,
+    text_model,
     training,
     windows,
 )
@@ -25,6 +26,7 @@ KINDS = {
     "cosformer windows benchmark": windows.windows,
     "cosformer stream benchmark": windows.stream,
     "cosformer attention benchmark": attention.section,
+    "cosformer text model benchmark": text_model.section,
     "cosformer language model benchmark": training.language_model_section,
     "cosformer generation benchmark": generation.section,
     "cosformer generation on a GPU benchmark": generation_gpu.section,
