@@ -107,10 +107,55 @@ def masked() -> list[Entry]:
     return made
 
 
+# Pretraining and fine-tuning: recipe, most steps, seconds of cosFormer alone.
+FINE_TUNED: dict[str, tuple[int, float]] = {
+    "sst2": (1500, 25), "imdb": (1500, 45), "mrpc": (400, 15), "cola": (1000, 20), "rte": (300, 15),
+    "stsb": (600, 15),
+}  # fmt: skip
+FINE_RATES = (1e-4, 3e-4)
+
+
+def pretrained() -> list[Entry]:
+    """Tables 1 and 3: masked language models of IMDB's unlabelled reviews, then fine-tuning of each, with two
+    learning rates."""
+    made = []
+    for row in (*ROWS, "leaky_relu", "identity", "performer", "longformer"):
+        attention, model = parts("mlm", row, 8)
+        overrides = {
+            "steps": 2000, "warmup": 200, "batch": 64, "eval_every": 1000, "save_every": 1000,
+            "eval_batch": 64, "model": model, "workers": 2,
+            "task_settings": {"corpus": "imdb", "documents": "joined"},
+        }  # fmt: skip
+        first = Entry(
+            "pretrain", "mlm", row, "mlm", attention, 90 * _SLOWER.get(row, 1.0), 20.0, 0.9,
+            overrides=overrides,
+        )  # fmt: skip
+        made.append(first)
+        for rate in FINE_RATES:
+            made += [_fine_tuned(first, recipe, rate) for recipe in FINE_TUNED]
+    return made
+
+
+def _fine_tuned(first: Entry, recipe: str, rate: float) -> Entry:
+    most, seconds = FINE_TUNED[recipe]
+    usual = recipes.build(recipe, scale="small", attention="softmax")
+    attention, model = parts(recipe, first.row, 8)
+    steps = min(most, usual.steps)
+    overrides = {
+        "steps": steps, "warmup": steps // 16, "eval_every": -(-steps // 6), "save_every": -(-steps // 6),
+        "learning_rate": rate, "model": model, "task_settings": {"bpe_corpus": "imdb"},
+    }  # fmt: skip
+    return Entry(
+        "pretrain", recipe, first.row, recipe, attention, seconds * _SLOWER.get(first.row, 1.0), 8.0, 0.4,
+        overrides=overrides, part=f"rate {rate:g}", initial=first.name,
+    )  # fmt: skip
+
+
 PLANS: dict[str, Callable[[], list[Entry]]] = {
     "lm": enwik8_plan.baselines,
     "lra": arena,
     "wikitext2": wikitext,
     "mlm": masked,
+    "pretrain": pretrained,
     "lm-8192": enwik8_plan.at_8192,
 }

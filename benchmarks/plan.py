@@ -28,7 +28,15 @@ FILES = {
     + ["cifar10/labels.json"],
     "text": ["imdb/labeled.jsonl.xz"],
     "citations": ["citations/citations.tsv.xz", "citations/papers.jsonl.xz"],
-}
+    "mlm of imdb": ["imdb/unsup.jsonl.xz"],
+    "imdb": ["imdb/labeled.jsonl.xz", "imdb/unsup.jsonl.xz"],
+    **{
+        task: ["imdb/unsup.jsonl.xz", *(f"glue/{folder}/{part}.tsv" for part in ("train", "dev"))]
+        for task, folder in (
+            ("sst2", "SST-2"), ("mrpc", "MRPC"), ("cola", "CoLA"), ("rte", "RTE"), ("stsb", "STS-B"),
+        )
+    },
+}  # fmt: skip
 
 
 class NotYet(Exception):
@@ -47,6 +55,7 @@ class Entry:
         load: the share of the GPU that it keeps busy when it is alone.
         part: what else tells it from other entries of the same place: a learning rate that is tried, a seed.
         tries: names of entries; it takes the learning rate of the one that was best on validation.
+        initial: name of the entry whose weights it starts from; they last as long as the folder of the runs.
     """
 
     plan: str
@@ -61,6 +70,7 @@ class Entry:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     part: str = ""
     tries: tuple[str, ...] = ()
+    initial: str | None = None
 
     @property
     def name(self) -> str:
@@ -83,6 +93,8 @@ def build(entry: Entry, records: Records, failed: Collection[str] = ()) -> Run:
             raise NotYet(f"waits for {len(left)} of {len(entry.tries)} learning rates: {entry.tries[0]}, ...")
         best = min(tried, key=cost)
         wanted["learning_rate"] = best["settings"]["learning_rate"]
+    if entry.initial is not None:
+        wanted["initial"] = entry.initial  # its name: where the weights lie differs from machine to machine
     return recipes.build(entry.recipe, scale=entry.scale, attention=entry.attention, **wanted)
 
 
@@ -106,7 +118,12 @@ def _complete(run: Run) -> str:
 
 def files_of(entries: Iterable[Entry]) -> list[str]:
     """The data files that some entries read, each once."""
-    return list(dict.fromkeys(name for e in entries for name in FILES.get(e.recipe, [])))
+    return list(dict.fromkeys(name for e in entries for name in _data_of(e)))
+
+
+def _data_of(entry: Entry) -> list[str]:
+    corpus = entry.overrides.get("task_settings", {}).get("corpus")
+    return FILES.get(entry.recipe if corpus is None else f"{entry.recipe} of {corpus}", [])
 
 
 def with_seed(entry: Entry, seed: int) -> Entry:

@@ -118,12 +118,14 @@ class Scheduler:
                 self.state[entry.name] = str(reason)
                 continue
             lacking = self.prepared.get(_data_key(run))
-            if is_done(entry, run, self.records):
+            if is_done(entry, run, self.records) and not self._is_wanted_by_others(entry):
                 self.state[entry.name] = "recorded"
             elif lacking is not None:
                 self.state[entry.name] = f"no data: {lacking}"
             elif self._has_failed(entry, run):
                 self.state[entry.name] = f"failed: {self.failed[entry.name]['reason']}"
+            elif entry.initial is not None and not self.weights(entry.initial).is_dir():
+                self.state[entry.name] = f"waits for the weights of {entry.initial}"
             else:
                 done = self._share(entry, run)
                 self.state[entry.name] = f"cut off at {done:.0%}" if done else "to be run"
@@ -139,8 +141,24 @@ class Scheduler:
 
     def path(self, entry: Entry, run: Run) -> Path:
         """The folder of an entry's run: other settings, another folder."""
-        words = re.sub(r"[^A-Za-z0-9]+", "-", entry.name).strip("-")
-        return self.folder / f"{words}-{digest(run)[:8]}"
+        return self.folder / f"{_slug(entry.name)}-{digest(run)[:8]}"
+
+    def weights(self, name: str) -> Path:
+        """Where the weights of a finished entry are kept that others start from."""
+        return self.folder / "weights" / _slug(name)
+
+    def _is_wanted_by_others(self, entry: Entry) -> bool:
+        """Whether it has to be run for its weights alone: its record may be another machine's."""
+        if self.weights(entry.name).is_dir():
+            return False
+        return any(self._is_missing(e) for e in self.entries if e.initial == entry.name)
+
+    def _is_missing(self, entry: Entry) -> bool:
+        try:
+            run = self._build(entry)
+        except NotYet:
+            return True
+        return not is_done(entry, run, self.records) and not self._has_failed(entry, run)
 
     def _share(self, entry: Entry, run: Run) -> float:
         """Of a run that an earlier call has left unfinished: how much of it is done."""
@@ -164,12 +182,18 @@ class Scheduler:
             idle.connection.send(
                 {
                     "kind": "train", "doing": entry.name, "run": run.to_dict(),
+                    "initial": None if entry.initial is None else str(self.weights(entry.initial)),
+                    "weights": self._kept_weights(entry),
                     "folder": str(self.path(entry, run)), "records": [str(self.kept), str(self.given)],
                     "experiment": {
                         **entry.place(), "digest": digest(run), "tries": list(entry.tries), "jobs": self.jobs,
                     },
                 }
             )  # fmt: skip
+
+    def _kept_weights(self, entry: Entry) -> str | None:
+        wanted = any(e.initial == entry.name for e in self.entries)
+        return str(self.weights(entry.name)) if wanted else None
 
     def _choose(self) -> tuple[Entry, Run, float] | None:
         """The first entry that can end in time; else, where that is worth something, the first one. With its
@@ -280,6 +304,10 @@ class Scheduler:
 
     def _say(self, words: str) -> None:
         print(f"{time.monotonic() - self.began:6.0f} s  {words}", file=sys.stderr, flush=True)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
 
 
 def _data_key(run: Run) -> str:

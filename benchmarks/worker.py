@@ -70,13 +70,18 @@ def _trained(job: Job) -> Job:
     import torch
 
     from benchmarks import curve
-    from cosformer.training import Interrupted, Run, files, train
+    from cosformer.training import Interrupted, Run, best, files, train
 
-    folder = Path(job["folder"])
+    folder, run = Path(job["folder"]), Run.from_dict(job["run"])
     try:
-        record = train(Run.from_dict(job["run"]), folder, progress=False, results=folder / "results.jsonl")
+        record = train(
+            run.replace(initial=job["initial"]), folder, progress=False, results=folder / "results.jsonl"
+        )
+        if job["weights"] is not None:
+            shutil.copytree(best(folder), job["weights"], dirs_exist_ok=True)
         made = {
             **record,
+            "settings": {**record["settings"], "initial": run.initial},
             "experiment": job["experiment"],
             "curve": curve.read(folder, record["metric"]["name"]),
         }

@@ -26,6 +26,8 @@ def planned() -> dict[str, Section]:
     folder = ROOT / "results"
     places = Places(records.runs(folder), records.failures(folder))
     return {
+        "similarity": evidence.similarity(places),
+        "tuned": evidence.fine_tuning(places),
         "language": evidence.language(places, {evidence.WINDOWS: WINDOWS, evidence.OURS: OURS}),
         "arena": evidence.arena(places),
         "masked": evidence.masked(places),

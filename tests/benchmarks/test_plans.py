@@ -104,6 +104,39 @@ def test_what_fails_is_told_and_not_tried_again(tmp_path, capsys):
     assert [line.rpartition("  ")[2] for line in retried if "mqar/bad" in line] == ["to be run"]
 
 
+@pytest.mark.thorough
+def test_a_run_that_starts_from_the_weights_of_another(tmp_path, capsys):
+    said, errors = called(tmp_path, "chained")
+    assert errors.index("ends:   tiny/mqar/first") < errors.index("begins: tiny/mqar/second")
+    assert "2 runs made, 0 still to be run." in said
+    made = {r["experiment"]["row"]: r for r in records(tmp_path)}
+    assert made["first"]["settings"]["initial"] is None
+    assert made["second"]["settings"]["initial"] == "tiny/mqar/first", "no path of this machine"
+    assert (tmp_path / "weights" / "tiny-mqar-first" / "model.safetensors").is_file()
+    assert here(tmp_path, capsys, "chained", "--dry-run").count("recorded") == 2
+
+
+def test_weights_that_others_start_from_are_made_again(tmp_path):
+    """A record of another machine is a figure, and no weights."""
+    second, first = tiny_plan.chained()
+
+    def states(known):
+        plan = Scheduler([second, first], tmp_path, tmp_path / "out", known, 1, 8.0, time.monotonic() + 60)
+        plan.look()
+        return [plan.state[e.name] for e in (first, second)]
+
+    known = [
+        _record(e.name, 0.5, 1e-3) | {"settings": build(e, {}).to_dict(), "date": "2026"}
+        for e in (first, second)
+    ]
+    waits = "waits for the weights of tiny/mqar/first"
+    assert states([]) == ["to be run", waits]
+    assert states(known[:1]) == ["to be run", waits]
+    assert states(known) == ["recorded", "recorded"]
+    (tmp_path / "weights" / "tiny-mqar-first").mkdir(parents=True)
+    assert states(known[:1]) == ["recorded", "to be run"]
+
+
 def test_the_deadline_is_kept(tmp_path, monkeypatch):
     """Also where a worker does not stop when it is asked to."""
     monkeypatch.setattr(worker, "serve", stubborn.serve)
@@ -134,7 +167,8 @@ def test_names_are_unique_and_settings_whole():
             dataclasses.replace(entry, tries=(), overrides={"learning_rate": 1.5e-3, **entry.overrides}), {}
         )
         digests.setdefault(digest(run), []).append(entry.name)
-        if run.task not in ("wikitext2", "text", "image", "citations"):  # whose sizes are those of files
+        sizes_of_files = run.task in ("wikitext2", "text", "image", "citations")
+        if not sizes_of_files and run.task_settings.get("tokens") != "bpe":
             configuration(run, tasks.build(run.task, **run.task_settings))
     assert all(len(names) == 1 for names in digests.values()), digests
     assert digest(build(with_seed(entries["lra/image/softmax/rate 0.001"], 1), {})) not in digests
@@ -255,7 +289,7 @@ def test_a_run_that_was_cut_off_behind_its_last_step(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--plan", "thre"], "--plan has no part 'thre': there are three, failing, cut, endless"),
+        (["--plan", "thre"], "--plan has no part 'thre': there are three, failing, cut, chained, endless"),
         (["--jobs", "0"], "--jobs and --minutes must be positive"),
         (["--collect", "nowhere.jsonl"], "--collect nowhere.jsonl: there is no such file"),
     ],

@@ -1,5 +1,7 @@
 """A plan of tiny runs, as the tests of the scheduler run it: python -m tests.benchmarks.tiny_plan."""
 
+import dataclasses
+
 from benchmarks import time_slice
 from benchmarks.plan import Entry
 
@@ -38,12 +40,18 @@ def cut():
     return [_entry("long", steps=500, eval_every=500, save_every=500), _entry("low"), _entry("high", seed=1)]
 
 
+def chained():
+    """The second one starts from the weights of the first."""
+    first = _entry("first")
+    return [dataclasses.replace(_entry("second", seed=1), initial=first.name), first]
+
+
 def endless():
     """Longer than anybody waits."""
     return [_entry("endless", seconds=1e5, steps=10**6, eval_every=10**6, save_every=10**6)]
 
 
-PLANS = {"three": three, "failing": failing, "cut": cut, "endless": endless}
+PLANS = {"three": three, "failing": failing, "cut": cut, "chained": chained, "endless": endless}
 
 if __name__ == "__main__":
     time_slice.main("tiny_plan", "Tiny runs.", PLANS)

@@ -108,8 +108,11 @@ def test_planned_runs_have_tables_of_their_own(tmp_path):
     (tmp_path / "plan-enwik8.jsonl").write_text("".join(json.dumps(r) + "\n" for r in runs))
     (tmp_path / records.FAILURES).write_text(json.dumps({"enwik8/short/x": {"reason": "Diverged"}}))
     titles = [s.title for s in report(tmp_path, Path("nowhere")).sections]
-    assert titles == ["Autoregressive language modelling (Table 2)", "Long Range Arena (Table 4)",
-                      "Masked language modelling", "Ablation (enwik8)"]  # fmt: skip
+    assert titles == [
+        "Which similarity function (Table 1)", "Autoregressive language modelling (Table 2)",
+        "Pretraining and fine-tuning (Table 3)", "Long Range Arena (Table 4)", "Masked language modelling",
+        "Ablation (enwik8)",
+    ]  # fmt: skip
     assert evidence.sections([]) == []
 
 
@@ -121,3 +124,21 @@ def test_settings_are_chosen_by_their_first_seed():
         planned("enwik8", "long", "ours", 1.22, 1.23, rate=1e-3, part="rate 0.001"),
     ]
     assert Places(runs).cell("enwik8", "long", "ours", ".2f") == "1.26 ± 0.05"
+
+
+def test_pretraining_and_what_was_fine_tuned_from_it():
+    runs = [
+        planned("pretrain", "mlm", "relu", 4.0, 4.1),
+        planned("pretrain", "sst2", "relu", 0.80, 0.81, part="rate 0.0001"),
+        planned("pretrain", "sst2", "relu", 0.82, 0.79, part="rate 0.0003", rate=3e-4),
+        planned("pretrain", "cola", "linear", 0.2, 0.25, part="rate 0.0001"),
+    ]
+    for r in runs[1:]:
+        r["metric"]["higher_is_better"] = True
+    found, rows = table(evidence.similarity(Places(runs)))
+    assert rows["relu"][1:5] == ["1.386", "1.993", "79.00", "89.90"], "the loss is the perplexity's logarithm"
+    assert rows["ours"][1:5] == ["not run", "-", "not run", "-"]
+    found, rows = table(evidence.fine_tuning(Places(runs)))
+    assert rows["relu"][found.header.index("SST-2")] == "79.00"
+    assert rows["linear"][found.header.index("CoLA")] == "25.00"
+    assert rows["performer"][-1] == "56.28"

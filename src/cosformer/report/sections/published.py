@@ -3,6 +3,24 @@
 Of Qin et al., "cosFormer: Rethinking Softmax in Attention" (ICLR 2022), unless a name says otherwise.
 """
 
+# Table 1: the loss of pretraining, then accuracy in per cent on QQP, SST-2 and MNLI.
+SIMILARITY: dict[str, tuple[float, float, float, float]] = {
+    "identity": (2.343, 84.23, 76.26, 58.27),
+    "leaky_relu": (2.246, 84.8, 78.33, 74.26),
+    "relu": (1.993, 88.86, 89.9, 77.86),
+    "softmax": (1.915, 88.41, 92.31, 79.15),
+}
+# Table 3: accuracy in per cent on SST-2 and IMDB, and the average with QQP, MNLI and Amazon.
+FINE_TUNING: dict[str, tuple[float, float, float]] = {
+    "softmax": (92.31, 92.86, 85.7),
+    "performer": (50.91, 60.36, 56.28),
+    "reformer": (50.92, 50.01, 52.77),
+    "linear": (84.63, 91.48, 78.0),
+    "longformer": (88.65, 91.14, 83.17),
+    "rfa": (76.49, 78.98, 71.3),
+    "cosformer": (91.05, 92.95, 85.25),
+}
+
 # Table 2: WikiText-103, perplexity on valid / test.
 WIKITEXT103 = {
     "softmax": "24.5 / 26.2",
