@@ -194,6 +194,10 @@ MISTAKES = {
     "a recipe that is no Python": (lambda s, t: ["train", written(t, "r.py", "def (")], "cannot be read"),
     "a recipe without a run": (lambda s, t: ["train", written(t, "r.py", "")], "has no function build"),
     "no such scale": (lambda s, t: ["train", "mqar", "--scale", "smal"], "Did you mean small?"),
+    "the recommended model with a typo": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--attention", "recomended"],
+        "Did you mean recommended?",
+    ),
     "no such attention": (
         lambda s, t: ["train", "mqar", "--attention", "cosfromer"],
         "Did you mean cosformer?",

@@ -77,8 +77,9 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
             raise UsageError(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
     try:
         run = _of_recipe(recipe, scale=scale, attention=attention, **settings)
-        if attention not in (*names(), RECOMMENDED):  # a recipe may bring its own
-            hint = did_you_mean(attention, names()) or f" There are {', '.join(names())}."
+        known = (*names(), RECOMMENDED)
+        if attention not in known:  # a recipe may bring its own
+            hint = did_you_mean(attention, known) or f" There are {', '.join(known)}."
             raise UsageError(f"{option}: {attention!r} is not known.{hint}")
         # Wrong settings of the task or of the model raise here, and not in the middle of a run.
         task = build_task(run.task, **run.task_settings)
