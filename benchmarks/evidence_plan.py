@@ -26,7 +26,11 @@ ARENA: dict[str, tuple[int, int, tuple[float, ...], float, float]] = {
     "citations": (4, 3000, (5e-4, 1e-3, 2e-4), 60, 8),
 }
 # How long the others take beside cosFormer, for planning.
-_SLOWER = {"softmax": 1.5, "relu": 1.6, "linear": 1.6}
+_SLOWER = {
+    "softmax": 1.5, "relu": 1.6, "linear": 1.6, "leaky_relu": 1.6, "identity": 1.6, "performer": 2.0,
+    "longformer": 3.0,
+}  # fmt: skip
+WAIT = ("longformer",)  # attentions that look at what is on the GPU
 
 
 def parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
@@ -128,7 +132,7 @@ def pretrained() -> list[Entry]:
         }  # fmt: skip
         first = Entry(
             "pretrain", "mlm", row, "mlm", attention, 90 * _SLOWER.get(row, 1.0), 20.0, 0.9,
-            overrides=overrides,
+            overrides=overrides, keep=True, captured=row not in WAIT,
         )  # fmt: skip
         made.append(first)
         for rate in FINE_RATES:
@@ -147,7 +151,7 @@ def _fine_tuned(first: Entry, recipe: str, rate: float) -> Entry:
     }  # fmt: skip
     return Entry(
         "pretrain", recipe, first.row, recipe, attention, seconds * _SLOWER.get(first.row, 1.0), 8.0, 0.4,
-        overrides=overrides, part=f"rate {rate:g}", initial=first.name,
+        overrides=overrides, part=f"rate {rate:g}", initial=first, captured=first.captured,
     )  # fmt: skip
 
 

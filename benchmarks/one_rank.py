@@ -26,7 +26,7 @@ from benchmarks.training import bare
 from cosformer.atomic import replace as replace_file
 from cosformer.training import Run, train
 
-FORMAT = "cosformer one rank benchmark 1"
+FORMAT = "cosformer one rank benchmark 2"
 WAYS = ("bare", "alone", "launched")
 
 

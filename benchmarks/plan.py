@@ -55,7 +55,9 @@ class Entry:
         load: the share of the GPU that it keeps busy when it is alone.
         part: what else tells it from other entries of the same place: a learning rate that is tried, a seed.
         tries: names of entries; it takes the learning rate of the one that was best on validation.
-        initial: name of the entry whose weights it starts from; they last as long as the folder of the runs.
+        initial: the entry whose weights it starts from; they last as long as the folder of the runs.
+        keep: whether others start from its weights.
+        captured: whether its steps can be captured as a CUDA graph: nothing in them waits for the GPU.
     """
 
     plan: str
@@ -70,7 +72,9 @@ class Entry:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     part: str = ""
     tries: tuple[str, ...] = ()
-    initial: str | None = None
+    initial: "Entry | None" = None
+    keep: bool = False
+    captured: bool = True
 
     @property
     def name(self) -> str:
@@ -94,8 +98,14 @@ def build(entry: Entry, records: Records, failed: Collection[str] = ()) -> Run:
         best = min(tried, key=cost)
         wanted["learning_rate"] = best["settings"]["learning_rate"]
     if entry.initial is not None:
-        wanted["initial"] = entry.initial  # its name: where the weights lie differs from machine to machine
+        wanted["initial"] = weights_of(entry.initial, records, failed)
     return recipes.build(entry.recipe, scale=entry.scale, attention=entry.attention, **wanted)
+
+
+def weights_of(entry: Entry, records: Records, failed: Collection[str] = ()) -> str:
+    """The name of its weights: of other settings, they are others. Where they lie differs from machine to
+    machine."""
+    return f"{entry.name}, {_complete(build(entry, records, failed))[:8]}"
 
 
 def by_name(records: Iterable[Record]) -> dict[str, Record]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done
+from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done, weights_of
 from benchmarks.slot import Slot, spawn
 from cosformer.training import Run, checkpoint, files
 from cosformer.training.run import digest
@@ -125,7 +125,7 @@ class Scheduler:
             elif self._has_failed(entry, run):
                 self.state[entry.name] = f"failed: {self.failed[entry.name]['reason']}"
             elif entry.initial is not None and not self.weights(entry.initial).is_dir():
-                self.state[entry.name] = f"waits for the weights of {entry.initial}"
+                self.state[entry.name] = f"waits for the weights of {entry.initial.name}"
             else:
                 done = self._share(entry, run)
                 self.state[entry.name] = f"cut off at {done:.0%}" if done else "to be run"
@@ -134,7 +134,7 @@ class Scheduler:
 
     def _build(self, entry: Entry) -> Run:
         run = build(entry, self.records, self.failed)
-        return run.replace(compile=True, cuda_graph=True) if self.fast else run
+        return run.replace(compile=True, cuda_graph=entry.captured) if self.fast else run
 
     def _has_failed(self, entry: Entry, run: Run) -> bool:
         return self.failed.get(entry.name, {}).get("digest") == digest(run)
@@ -143,22 +143,23 @@ class Scheduler:
         """The folder of an entry's run: other settings, another folder."""
         return self.folder / f"{_slug(entry.name)}-{digest(run)[:8]}"
 
-    def weights(self, name: str) -> Path:
+    def weights(self, entry: Entry) -> Path:
         """Where the weights of a finished entry are kept that others start from."""
-        return self.folder / "weights" / _slug(name)
+        return self.folder.resolve() / "weights" / _slug(weights_of(entry, self.records, self.failed))
 
     def _is_wanted_by_others(self, entry: Entry) -> bool:
         """Whether it has to be run for its weights alone: its record may be another machine's."""
-        if self.weights(entry.name).is_dir():
+        if not entry.keep or self.weights(entry).is_dir():
             return False
-        return any(self._is_missing(e) for e in self.entries if e.initial == entry.name)
+        return any(self._is_missing(e) for e in self.entries if e.initial == entry)
 
     def _is_missing(self, entry: Entry) -> bool:
         try:
             run = self._build(entry)
         except NotYet:
             return True
-        return not is_done(entry, run, self.records) and not self._has_failed(entry, run)
+        has_data = self.prepared.get(_data_key(run)) is None
+        return has_data and not is_done(entry, run, self.records) and not self._has_failed(entry, run)
 
     def _share(self, entry: Entry, run: Run) -> float:
         """Of a run that an earlier call has left unfinished: how much of it is done."""
@@ -183,17 +184,13 @@ class Scheduler:
                 {
                     "kind": "train", "doing": entry.name, "run": run.to_dict(),
                     "initial": None if entry.initial is None else str(self.weights(entry.initial)),
-                    "weights": self._kept_weights(entry),
+                    "weights": str(self.weights(entry)) if entry.keep else None,
                     "folder": str(self.path(entry, run)), "records": [str(self.kept), str(self.given)],
                     "experiment": {
                         **entry.place(), "digest": digest(run), "tries": list(entry.tries), "jobs": self.jobs,
                     },
                 }
             )  # fmt: skip
-
-    def _kept_weights(self, entry: Entry) -> str | None:
-        wanted = any(e.initial == entry.name for e in self.entries)
-        return str(self.weights(entry.name)) if wanted else None
 
     def _choose(self) -> tuple[Entry, Run, float] | None:
         """The first entry that can end in time; else, where that is worth something, the first one. With its

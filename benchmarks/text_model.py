@@ -92,7 +92,8 @@ def measure(row: str, length: int, tokens: int, steps: int, device: torch.device
 
 
 def timed(work: Any, device: torch.device, steps: int) -> dict[str, Any]:
-    """Medians over single steps, after two that are not counted; and the memory beyond the model's own."""
+    """The median of single steps, after two that are not counted; and the most memory, with the model and the
+    moments of its optimiser."""
     if not work().isfinite():
         raise ArithmeticError("the loss of the first step is not finite.")
     work()
@@ -148,9 +149,7 @@ def main() -> None:
             if time.monotonic() > until:
                 break
             if row in lost:  # shorter texts were too much already
-                found = [
-                    {"row": row, "length": length, "phase": x, "failed": "out of memory"} for x in PHASES
-                ]
+                found = [{"row": row, "length": length, "phase": x, "failed": "not tried"} for x in PHASES]
             else:
                 found = measure(row, length, args.tokens, args.steps, device)
                 if all("failed" in x for x in found):

@@ -54,7 +54,9 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
         p.error(f"--plan has no part {unknown[0]!r}: there are {', '.join(plans)}")
     if args.jobs < 1 or args.minutes <= 0:
         p.error("--jobs and --minutes must be positive")
-    entries = list({e.name: e for name in chosen for e in plans[name]() if args.only in e.name}.values())
+    found = [e for name in chosen for e in plans[name]() if args.only in e.name]
+    # What a run starts from comes with it.
+    entries = list({e.name: e for x in found for e in (x.initial, x) if e is not None}.values())
     scheduler = Scheduler(
         entries, args.folder, args.out, _known(args.results), args.jobs, args.memory,
         time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry, args.fast,

@@ -78,7 +78,7 @@ def _trained(job: Job) -> Job:
             run.replace(initial=job["initial"]), folder, progress=False, results=folder / "results.jsonl"
         )
         if job["weights"] is not None:
-            shutil.copytree(best(folder), job["weights"], dirs_exist_ok=True)
+            _kept(best(folder), Path(job["weights"]))
         made = {
             **record,
             "settings": {**record["settings"], "initial": run.initial},
@@ -94,12 +94,25 @@ def _trained(job: Job) -> Job:
     except Exception as error:
         traceback.print_exc()
         shutil.rmtree(folder, ignore_errors=True)  # what failed would fail again from its last checkpoint
-        return {"outcome": "failed", "reason": _words(error)}
+        return {"outcome": "failed", "reason": _words(error, folder)}
     finally:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+def _kept(weights: Path, at: Path) -> None:
+    """There all at once: others look for the folder, and begin when it is there."""
+    begun = at.with_name(f"{at.name} begun")
+    shutil.rmtree(begun, ignore_errors=True)
+    shutil.copytree(weights, begun)
+    shutil.rmtree(at, ignore_errors=True)
+    begun.rename(at)
+
+
+def _words(error: Exception, folder: Path | None = None) -> str:
+    """Its first line; records name no folder of this machine."""
+    words = f"{type(error).__name__}: {error}".splitlines()[0]
+    if folder is not None:
+        words = words.replace(f"{folder.resolve().parent}/", "").replace(f"{folder.parent}/", "")
+    return words[:300]

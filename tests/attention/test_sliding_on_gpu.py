@@ -21,7 +21,7 @@ def inputs(batch, length, heads, kv_heads, dim):
 
 
 def results(x, windows, causal, grad, dtype=torch.bfloat16):
-    x = [y.to(dtype).requires_grad_() for y in x]
+    x = [y.detach().to(dtype).requires_grad_() for y in x]
     out = sliding.sliding_softmax(*x, windows, causal=causal, offset=0)
     return dict(
         zip(("o", "dq", "dk", "dv"), (out, *torch.autograd.grad(out, x, grad.to(dtype))), strict=True)
@@ -61,19 +61,20 @@ def test_values_and_gradients(shape, windows, causal, by_blocks, monkeypatch):
 
 
 @both_ways
-def test_what_lies_beyond_the_window_moves_no_bit(causal):
-    """As long as it is finite: the kernel multiplies whole tiles, and zero times NaN is NaN."""
+@pytest.mark.parametrize("value", [torch.nan, 100.0])
+def test_what_lies_beyond_the_window_moves_no_bit(value, causal):
     x, at, window = inputs(2, 900, 2, 2, 64), 400, 128
     column = torch.arange(900, device=DEVICE)
     far = (column < (at if causal else at - window + 1)) | (column >= at + window)
     grad = torch.randn_like(x[0]) * far[None, :, None, None]
     clean = results(x, (window,) * 2, causal, grad)
     for y in x[1:]:
-        y[:, at] = 100.0
+        y[:, at] = value
     found = results(x, (window,) * 2, causal, grad)
     for name in ("o", "dq"):
         assert torch.equal(found[name][:, far], clean[name][:, far])
     assert not torch.equal(found["o"][:, at], clean["o"][:, at])
+    assert found["o"][:, ~far].isnan().all() == (value != value)
     assert all((found[name][:, at] == 0).all() for name in ("dk", "dv"))
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,8 +113,10 @@ def test_a_run_that_starts_from_the_weights_of_another(tmp_path, capsys):
     assert "2 runs made, 0 still to be run." in said
     made = {r["experiment"]["row"]: r for r in records(tmp_path)}
     assert made["first"]["settings"]["initial"] is None
-    assert made["second"]["settings"]["initial"] == "tiny/mqar/first", "no path of this machine"
-    assert (tmp_path / "weights" / "tiny-mqar-first" / "model.safetensors").is_file()
+    initial = made["second"]["settings"]["initial"]
+    assert re.fullmatch("tiny/mqar/first, [0-9a-f]{8}", initial), "no path of this machine"
+    (weights,) = (tmp_path / "weights").iterdir()
+    assert (weights / "model.safetensors").is_file()
     assert here(tmp_path, capsys, "chained", "--dry-run").count("recorded") == 2
 
 
@@ -133,8 +137,36 @@ def test_weights_that_others_start_from_are_made_again(tmp_path):
     assert states([]) == ["to be run", waits]
     assert states(known[:1]) == ["to be run", waits]
     assert states(known) == ["recorded", "recorded"]
-    (tmp_path / "weights" / "tiny-mqar-first").mkdir(parents=True)
+    plan = Scheduler([second, first], tmp_path, tmp_path / "out", [], 1, 8.0, time.monotonic() + 60)
+    plan.weights(first).mkdir(parents=True)
     assert states(known[:1]) == ["recorded", "to be run"]
+    # Of other settings, the weights are others, and so is what starts from them.
+    first = dataclasses.replace(first, overrides={**first.overrides, "steps": 13})
+    second = dataclasses.replace(second, initial=first)
+    assert states(known) == ["to be run", waits]
+
+
+def test_what_a_run_starts_from_comes_with_it(tmp_path, capsys):
+    said = here(tmp_path, capsys, "chained", "--only", "second", "--dry-run")
+    assert "tiny/mqar/first" in said.split("Data files")[0]
+
+
+def test_weights_are_there_all_at_once(tmp_path, monkeypatch):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "model.safetensors").write_text("weights")
+    real = shutil.copytree
+
+    def copied(*paths):
+        assert not (tmp_path / "kept").exists()
+        return real(*paths)
+
+    monkeypatch.setattr(worker.shutil, "copytree", copied)
+    for _ in range(2):
+        worker._kept(tmp_path / "best", tmp_path / "kept")
+        assert (tmp_path / "kept" / "model.safetensors").read_text() == "weights"
+        shutil.rmtree(tmp_path / "kept")
+    folder = tmp_path / "runs" / "a-run"
+    assert worker._words(ValueError(f"{folder}/x is damaged"), folder) == "ValueError: a-run/x is damaged"
 
 
 def test_the_deadline_is_kept(tmp_path, monkeypatch):
@@ -172,6 +204,19 @@ def test_names_are_unique_and_settings_whole():
             configuration(run, tasks.build(run.task, **run.task_settings))
     assert all(len(names) == 1 for names in digests.values()), digests
     assert digest(build(with_seed(entries["lra/image/softmax/rate 0.001"], 1), {})) not in digests
+
+
+def test_what_is_fine_tuned_is_the_model_that_was_pretrained():
+    """But for its classifier."""
+    for entry in evidence_plan.pretrained():
+        if entry.initial is not None:
+            first, run = build(entry.initial, {}), build(entry, {})
+            assert run.attention == first.attention
+            own = {n: x for n, x in run.model.items() if n != "classifier_dropout"}
+            assert own == {**first.model, "max_position_embeddings": first.task_settings["length"]}
+            for name in ("tokens", "bpe_size"):
+                assert run.task_settings[name] == first.task_settings[name]
+            assert run.task_settings["bpe_corpus"] == first.task_settings["corpus"]
 
 
 def test_records_are_those_of_the_plan():

@@ -42,8 +42,8 @@ def cut():
 
 def chained():
     """The second one starts from the weights of the first."""
-    first = _entry("first")
-    return [dataclasses.replace(_entry("second", seed=1), initial=first.name), first]
+    first = dataclasses.replace(_entry("first"), keep=True)
+    return [dataclasses.replace(_entry("second", seed=1), initial=first), first]
 
 
 def endless():

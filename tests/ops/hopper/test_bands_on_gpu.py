@@ -58,15 +58,16 @@ def test_every_kind_of_call(windows, options, causal, launched):
 
 @both_ways
 @pytest.mark.parametrize("strip", [1, 2, 5, 16])
-def test_strips(strip, causal, monkeypatch):
+def test_strips(strip, causal, launched, monkeypatch):
     from cosformer.ops.hopper import band_run
 
     monkeypatch.setattr(band_run, "strip_size", lambda *_: strip)
     assert_right(make(tq=1300, dim=64, causal=causal, windows=(8, 60)))
+    assert launched
 
 
 @both_ways
-def test_repeats_and_graphs_are_bit_identical(causal):
+def test_repeats_and_graphs_are_bit_identical(causal, launched):
     x = inputs(2, 1500, 4, 64)
     grad = torch.randn_like(x[2])
     options = {"causal": causal, "windows": (2, 64, 16, 65)}
@@ -82,11 +83,12 @@ def test_repeats_and_graphs_are_bit_identical(causal):
         y.fill_(torch.nan)
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(first, captured, strict=True))
+    assert launched
 
 
 @both_ways
 @pytest.mark.parametrize("window", [3, 64])
-def test_what_is_not_seen_moves_no_bit(window, causal):
+def test_what_is_not_seen_moves_no_bit(window, causal, launched):
     """NaN in a key and a value: values and gradients of queries that do not see them. In a query and its
     gradient: gradients of keys that it does not see."""
     at = torch.arange(700, device="cuda")
@@ -111,8 +113,10 @@ def test_what_is_not_seen_moves_no_bit(window, causal):
     found = results(x, "hopper", grad, **options)
     for a, b in zip(found[2:], clean[2:], strict=True):
         assert torch.equal(a[:, ~seen], b[:, ~seen])
+    assert launched
 
 
 @both_ways
-def test_one_token(causal):
+def test_one_token(causal, launched):
     assert_one_token_is_right(causal=causal, windows=(2, 64))
+    assert launched

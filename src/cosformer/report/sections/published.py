@@ -14,10 +14,8 @@ SIMILARITY: dict[str, tuple[float, float, float, float]] = {
 FINE_TUNING: dict[str, tuple[float, float, float]] = {
     "softmax": (92.31, 92.86, 85.7),
     "performer": (50.91, 60.36, 56.28),
-    "reformer": (50.92, 50.01, 52.77),
     "linear": (84.63, 91.48, 78.0),
     "longformer": (88.65, 91.14, 83.17),
-    "rfa": (76.49, 78.98, 71.3),
     "cosformer": (91.05, 92.95, 85.25),
 }
 
