@@ -321,7 +321,7 @@ def plain_varlen(q, k, v, cu_q, cu_k, longest_q, longest_k, *, window_size, **mo
     """What flash-attention's kernel computes, one document after the other."""
     assert cu_q.dtype == torch.int32
     assert longest_q >= int(cu_q.diff().max())
-    behind, ahead = (math.inf if w < 0 else w for w in window_size)
+    behind, ahead = window_size
     outs = []
     for a, b in pairwise(cu_q.tolist()):
         own = [x[a:b].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (q, k, v)]
@@ -350,3 +350,12 @@ def test_documents_by_one_kernel_equal_one_after_the_other(windows, causal, monk
     monkeypatch.setattr(softmax, "document_bounds", lambda *x: pytest.fail("the device was read"))
     close(mechanism(q, k, v, causal=causal, cu_seqlens=bounds), expected, 1e-12)
     assert len(calls) == len(set(windows or (None,)))
+    if windows is None:  # of which one after the other lets NaN reach the tokens before it
+        return
+    with torch.no_grad():
+        k[:, 100, 1], v[:, 250, 0] = math.nan, math.inf
+    found = mechanism(q, k, v, causal=causal, cu_seqlens=bounds)
+    monkeypatch.undo()
+    expected = mechanism(q, k, v, causal=causal, cu_seqlens=bounds)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert found.isnan().any()

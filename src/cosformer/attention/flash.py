@@ -34,9 +34,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, window: int, causal: bool) -> Tensor:
     return out.unflatten(0, (batch, tq))
 
 
-def flash_documents(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, window: int | None, causal: bool
-) -> Tensor:
+def flash_documents(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, window: int, causal: bool) -> Tensor:
     """[1, T, H, D]: each document by itself, without reading its bounds on the host."""
     bounds, length = cu_seqlens.to(torch.int32), q.shape[1]
     return _varlen(q[0], k[0], v[0], bounds, bounds, length, length, window, causal)[None]
@@ -44,12 +42,12 @@ def flash_documents(
 
 def _varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int,
-    window: int | None, causal: bool,
+    window: int, causal: bool,
 ) -> Tensor:  # fmt: skip
     from torch.nn.attention.varlen import varlen_attn
 
     dtype = _dtype(q)
-    behind = -1 if window is None else window - 1
+    behind = window - 1
     more: dict[str, Any] = {}
     if q.shape[1] != k.shape[1] and _NAMES_GROUPS:
         more["enable_gqa"] = True

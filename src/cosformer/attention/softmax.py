@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.attention.base import Attention, State, offset_or_default, within_lengths
-from cosformer.attention.flash import USE_FOR_DOCUMENTS, can_flash, flash_documents
+from cosformer.attention.flash import USE_FOR_DOCUMENTS, can_flash
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
-from cosformer.attention.sliding import masked_attention, runs, sliding_softmax
+from cosformer.attention.sliding import documents_softmax, masked_attention, runs, sliding_softmax
 from cosformer.attention.traits import Traits
 from cosformer.attention.visible import visible, windows_of_heads, within_windows
 from cosformer.attention.window_state import WindowState
@@ -130,7 +130,7 @@ class Softmax(Attention):
         precision by one kernel, else one after the other, with their bounds read from the device."""
         parts, sliding = [], _if_all(windows_of_heads(self.windows, k.shape[2]))
         if USE_FOR_DOCUMENTS and can_flash(q, k, v) and (self.windows is None or sliding is not None):
-            return self._packed_by_kernel(q, k, v, sliding, cu_seqlens, causal)
+            return documents_softmax(q, k, v, sliding, cu_seqlens, causal)
         for a, b in pairwise(document_bounds(cu_seqlens, q.shape[1])):
             if b > a:
                 own_q, own_k, own_v = (x[:, a:b] for x in (q, k, v))
@@ -140,22 +140,6 @@ class Softmax(Attention):
                 near = None if self.windows is None else _near(own_q, own_k, 0, self.windows)
                 parts.append(_softmax(own_q, own_k, own_v, causal, 0, None, near))
         return torch.cat(parts, 1)
-
-    @staticmethod
-    def _packed_by_kernel(
-        q: Tensor, k: Tensor, v: Tensor, windows: list[int] | None, cu_seqlens: Tensor, causal: bool
-    ) -> Tensor:
-        if windows is None:
-            return flash_documents(q, k, v, cu_seqlens, None, causal)
-        group = q.shape[2] // k.shape[2]
-        outs = [
-            flash_documents(
-                q[:, :, first * group : last * group], k[:, :, first:last], v[:, :, first:last], cu_seqlens,
-                window, causal,
-            )
-            for first, last, window in runs(windows)
-        ]  # fmt: skip
-        return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
     def state_size(
         self, length: int, *, num_kv_heads: int, head_dim: int, value_dim: int | None = None
