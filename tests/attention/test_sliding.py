@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from cosformer import attention
-from cosformer.attention import sliding, softmax
+from cosformer.attention import sliding
 from cosformer.attention.window_state import WindowState
 from tests.attention.zoo import close, gradients
 
@@ -315,47 +315,3 @@ def test_a_state_of_other_windows_is_refused():
 def test_neighbours_with_one_window_go_together():
     assert list(sliding.runs((4, 4, 2, 4))) == [(0, 2, 4), (2, 3, 2), (3, 4, 4)]
     assert list(sliding.runs((7,))) == [(0, 1, 7)]
-
-
-def plain_varlen(q, k, v, cu_q, cu_k, longest_q, longest_k, *, window_size, **more):
-    """What flash-attention's kernel computes, one document after the other."""
-    assert cu_q.dtype == torch.int32
-    assert longest_q >= int(cu_q.diff().max())
-    behind, ahead = window_size
-    outs = []
-    for a, b in pairwise(cu_q.tolist()):
-        own = [x[a:b].repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (q, k, v)]
-        distance = torch.arange(b - a)[:, None] - torch.arange(b - a)
-        seen = (distance <= behind) & (distance >= -ahead)
-        scores = torch.einsum("ihd,jhd->hij", *own[:2]) / math.sqrt(q.shape[2])
-        outs.append(torch.einsum("hij,jhd->ihd", scores.masked_fill(~seen, -math.inf).softmax(-1), own[2]))
-    return torch.cat(outs)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("windows", [None, (5, 70), (5, 5)], ids=str)
-def test_documents_by_one_kernel_equal_one_after_the_other(windows, causal, monkeypatch):
-    """On CUDA: which calls the kernel gets, here made by plain operations."""
-    q, k, v = inputs(300, batch=1, value_dim=8)
-    bounds = torch.tensor([0, 1, 1, 90, 300])
-    mechanism = sliding_window(windows)
-    expected = mechanism(q, k, v, causal=causal, cu_seqlens=bounds)
-    calls = []
-    monkeypatch.setattr(softmax, "USE_FOR_DOCUMENTS", True)
-    monkeypatch.setattr(softmax, "can_flash", lambda *x: True)
-    monkeypatch.setattr(
-        "torch.nn.attention.varlen.varlen_attn",
-        lambda *x, **options: calls.append(x) or plain_varlen(*x, **options),
-    )
-    monkeypatch.setattr(softmax, "document_bounds", lambda *x: pytest.fail("the device was read"))
-    close(mechanism(q, k, v, causal=causal, cu_seqlens=bounds), expected, 1e-12)
-    assert len(calls) == len(set(windows or (None,)))
-    if windows is None:  # of which one after the other lets NaN reach the tokens before it
-        return
-    with torch.no_grad():
-        k[:, 100, 1], v[:, 250, 0] = math.nan, math.inf
-    found = mechanism(q, k, v, causal=causal, cu_seqlens=bounds)
-    monkeypatch.undo()
-    expected = mechanism(q, k, v, causal=causal, cu_seqlens=bounds)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, equal_nan=True)
-    assert found.isnan().any()

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from cosformer import attention
-from cosformer.attention import sliding, softmax
+from cosformer.attention import sliding
 from tests.ops.cases import errors, is_as_good_as
 
 DEVICE = "cuda"
@@ -76,30 +75,3 @@ def test_what_lies_beyond_the_window_moves_no_bit(value, causal):
     assert not torch.equal(found["o"][:, at], clean["o"][:, at])
     assert found["o"][:, ~far].isnan().all() == (value != value)
     assert all((found[name][:, at] == 0).all() for name in ("dk", "dv"))
-
-
-@both_ways
-@pytest.mark.parametrize("windows", [None, (64, 300), (100, 100)], ids=str)
-def test_documents_by_one_kernel(windows, causal, monkeypatch):
-    """Values and gradients as of the documents one by one; what one holds, NaN too, moves none of others."""
-    x = inputs(1, 1500, 4, 2, 64)
-    grad = torch.randn_like(x[0])
-    bounds = torch.tensor([0, 1, 1, 64, 129, 800, 1500], device=DEVICE)
-    mechanism = attention.build("softmax", windows=windows)
-
-    def run(x, dtype=torch.bfloat16):
-        x = [y.detach().to(dtype).requires_grad_() for y in x]
-        out = mechanism(*x, causal=causal, cu_seqlens=bounds)
-        return [out.detach(), *torch.autograd.grad(out, x, grad.to(dtype))]
-
-    plain, exact = run(x), run(x, torch.float64)
-    monkeypatch.setattr(softmax, "USE_FOR_DOCUMENTS", True)
-    ours = run(x)
-    for mine, theirs, truth in zip(ours, plain, exact, strict=True):
-        assert is_as_good_as(mine, theirs, truth, FLOOR), (errors(mine, truth), errors(theirs, truth))
-    for y in x[1:]:
-        y[:, 129:800] = torch.nan
-    others = torch.ones(1500, dtype=torch.bool, device=DEVICE)
-    others[129:800] = False
-    for clean, spoilt in zip(ours, run(x), strict=True):
-        assert torch.equal(clean[:, others], spoilt[:, others])

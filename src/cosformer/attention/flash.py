@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 USE_KERNEL = True
-USE_FOR_DOCUMENTS = False  # to be switched on once a GPU has run them
 HALF = (torch.float16, torch.bfloat16)
 _NAMES_GROUPS = torch.__version__ >= "2.12"  # grouped heads have to be asked for since then
 
@@ -26,37 +25,26 @@ def can_flash(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def flash(q: Tensor, k: Tensor, v: Tensor, window: int, causal: bool) -> Tensor:
     """[B, Tq, H, D]: the last query stands at the last key, and each sees |i - j| < window."""
-    batch, tq, tk = q.shape[0], q.shape[1], k.shape[1]
-    rows = torch.arange(batch + 1, device=q.device, dtype=torch.int32)
-    out = _varlen(
-        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), rows * tq, rows * tk, tq, tk, window, causal
-    )
-    return out.unflatten(0, (batch, tq))
-
-
-def flash_documents(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, window: int, causal: bool) -> Tensor:
-    """[1, T, H, D]: each document by itself, without reading its bounds on the host."""
-    bounds, length = cu_seqlens.to(torch.int32), q.shape[1]
-    return _varlen(q[0], k[0], v[0], bounds, bounds, length, length, window, causal)[None]
-
-
-def _varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int,
-    window: int, causal: bool,
-) -> Tensor:  # fmt: skip
     from torch.nn.attention.varlen import varlen_attn
 
-    dtype = _dtype(q)
-    behind = window - 1
+    batch, tq, tk, dtype = q.shape[0], q.shape[1], k.shape[1], _dtype(q)
+    rows = torch.arange(batch + 1, device=q.device, dtype=torch.int32)
     more: dict[str, Any] = {}
-    if q.shape[1] != k.shape[1] and _NAMES_GROUPS:
+    if q.shape[2] != k.shape[2] and _NAMES_GROUPS:
         more["enable_gqa"] = True
     out = varlen_attn(
-        q.to(dtype), k.to(dtype), v.to(dtype), cu_q, cu_k, longest_q, longest_k,
-        window_size=(behind, 0 if causal else behind), **more,
-    )  # fmt: skip
+        q.to(dtype).flatten(0, 1),
+        k.to(dtype).flatten(0, 1),
+        v.to(dtype).flatten(0, 1),
+        rows * tq,
+        rows * tk,
+        tq,
+        tk,
+        window_size=(window - 1, 0 if causal else window - 1),
+        **more,
+    )
     assert isinstance(out, Tensor)
-    return out
+    return out.unflatten(0, (batch, tq))
 
 
 def _dtype(x: Tensor) -> torch.dtype:

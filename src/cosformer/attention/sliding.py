@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.attention.flash import can_flash, flash, flash_documents
+from cosformer.attention.flash import can_flash, flash
 
 BLOCK = 64  # a block is a multiple of it
 
@@ -43,27 +43,6 @@ def sliding_softmax(
         k_own, v_own = (x[:, :, first:last] for x in (k, v))
         out = _one_window(own, k_own, v_own, window, causal, offset, key_mask)
         sees = _counted(broken[:, first:last], window, causal, offset, q.shape[1]) > 0
-        outs.append(out.masked_fill(sees.repeat_interleave(group, 2)[..., None], math.nan))
-    return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
-
-
-def documents_softmax(
-    q: Tensor, k: Tensor, v: Tensor, windows: Sequence[int] | None, cu_seqlens: Tensor, causal: bool
-) -> Tensor:
-    """[1, T, H, Dv] of documents packed end to end, by flash-attention's kernel, without reading their bounds
-    on the host. Without `windows` a query sees all of its document."""
-    k, v, before = _finite(k, v)
-    group, length = q.shape[2] // k.shape[2], q.shape[1]
-    at = torch.arange(length, device=q.device)
-    document = torch.searchsorted(cu_seqlens[1:], at, right=True)
-    begin, end = cu_seqlens[document], cu_seqlens[document + 1]
-    outs = []
-    for first, last, window in runs(windows or [length] * k.shape[2]):
-        own = q[:, :, first * group : last * group]
-        out = flash_documents(own, k[:, :, first:last], v[:, :, first:last], cu_seqlens, window, causal)
-        low = torch.maximum(begin, at - window + 1)
-        high = at + 1 if causal else torch.minimum(end, at + window)
-        sees = (before[:, first:last, high] > before[:, first:last, low]).transpose(1, 2)
         outs.append(out.masked_fill(sees.repeat_interleave(group, 2)[..., None], math.nan))
     return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 

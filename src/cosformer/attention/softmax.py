@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.attention.base import Attention, State, offset_or_default, within_lengths
-from cosformer.attention.flash import USE_FOR_DOCUMENTS, can_flash
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
-from cosformer.attention.sliding import documents_softmax, masked_attention, runs, sliding_softmax
+from cosformer.attention.sliding import masked_attention, runs, sliding_softmax
 from cosformer.attention.traits import Traits
 from cosformer.attention.visible import visible, windows_of_heads, within_windows
 from cosformer.attention.window_state import WindowState
@@ -126,11 +125,8 @@ class Softmax(Attention):
         return _softmax(q, state.keys, state.values, False, 0, state.mask, near), state
 
     def _packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool) -> Tensor:
-        """Document by document: no T × T mask, and nothing of one document can reach another. On CUDA in half
-        precision by one kernel, else one after the other, with their bounds read from the device."""
-        parts, sliding = [], _if_all(windows_of_heads(self.windows, k.shape[2]))
-        if USE_FOR_DOCUMENTS and can_flash(q, k, v) and (self.windows is None or sliding is not None):
-            return documents_softmax(q, k, v, sliding, cu_seqlens, causal)
+        """Document by document: no T × T mask, and nothing of one document can reach another."""
+        parts, sliding = [], _if_all(self.windows)
         for a, b in pairwise(document_bounds(cu_seqlens, q.shape[1])):
             if b > a:
                 own_q, own_k, own_v = (x[:, a:b] for x in (q, k, v))
