@@ -111,7 +111,7 @@ def masked() -> list[Entry]:
     return made
 
 
-# Pretraining and fine-tuning: recipe, most steps, seconds of cosFormer alone.
+# Fine-tuning: recipe, most steps, and a guess of the seconds that cosFormer takes alone.
 FINE_TUNED: dict[str, tuple[int, float]] = {
     "sst2": (1500, 25), "imdb": (1500, 45), "mrpc": (400, 15), "cola": (1000, 20), "rte": (300, 15),
     "stsb": (600, 15),

@@ -1,7 +1,7 @@
 """What training costs beside the bare model, and what a launcher costs where it starts one process: tokens
 per second of the same run by itself, and as the one process of a launcher, with weights to share (FSDP2).
 
-    PYTHONPATH=src python3 -m benchmarks.one_rank --out one_rank.json     # on a GPU, about 60 s
+    PYTHONPATH=src python3 -m benchmarks.one_rank --out one_rank.json
 """
 
 import argparse

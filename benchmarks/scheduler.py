@@ -7,7 +7,6 @@ the deadline all that still train are asked to stop, and leave a checkpoint.
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done, weights_of
 from benchmarks.slot import Slot, spawn
+from cosformer.report.document import slug
 from cosformer.training import Run, checkpoint, files
 from cosformer.training.run import digest
 
@@ -141,11 +141,11 @@ class Scheduler:
 
     def path(self, entry: Entry, run: Run) -> Path:
         """The folder of an entry's run: other settings, another folder."""
-        return self.folder / f"{_slug(entry.name)}-{digest(run)[:8]}"
+        return self.folder / f"{slug(entry.name)}-{digest(run)[:8]}"
 
     def weights(self, entry: Entry) -> Path:
         """Where the weights of a finished entry are kept that others start from."""
-        return self.folder.resolve() / "weights" / _slug(weights_of(entry, self.records, self.failed))
+        return self.folder.resolve() / "weights" / slug(weights_of(entry, self.records, self.failed))
 
     def _is_wanted_by_others(self, entry: Entry) -> bool:
         """Whether it has to be run for its weights alone: its record may be another machine's."""
@@ -301,10 +301,6 @@ class Scheduler:
 
     def _say(self, words: str) -> None:
         print(f"{time.monotonic() - self.began:6.0f} s  {words}", file=sys.stderr, flush=True)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
 
 
 def _data_key(run: Run) -> str:

@@ -1,7 +1,7 @@
 """The paper's Table 5: training and inference steps of the byte-level text model, and their memory, against
 the length of the texts, for every attention.
 
-    python -m benchmarks.text_model                                        # on a GPU, some two minutes
+    python -m benchmarks.text_model                                        # on a GPU
     python -m benchmarks.text_model --device cpu --lengths 256,512 --tokens 1024 --rows softmax,ours --out try
 
 The model is that of the recipe `text` at scale small, a step has the same number of tokens at every length,

@@ -13,7 +13,7 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
 
     PyTorch keeps a workspace of cuBLAS for each stream, and a graph has the address of the one it was
     captured with. If that was there before, it is not the graph's: it is freed when anything else clears the
-    workspaces (as torch.compile does when it captures, and older versions when another graph of the stream
+    workspaces (as torch.compile does when it captures, and some versions when another graph of the stream
     is deleted), and a replay then writes to memory that may be another's. So the capture begins without
     workspaces, has its own allocated in the graph's pool, and leaves none behind. It clears those of all
     streams, as torch.compile does: a graph of somebody else that was captured with one from before loses it.
