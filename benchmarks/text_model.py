@@ -1,14 +1,14 @@
-"""The paper's Table 5: training and inference steps of the byte-level text model, and their memory, against
-the length of the texts, for every attention.
+"""The paper's Table 5: steps of the byte-level text model against the length of the texts.
+
+Training and inference, time and memory, for every attention:
 
     python -m benchmarks.text_model                                        # on a GPU
-    python -m benchmarks.text_model --device cpu --lengths 256,512 --tokens 1024 --rows softmax,ours --out try
+    python -m benchmarks.text_model --device cpu --rows softmax,ours --out try
 
 The model is that of the recipe `text` at scale small, a step has the same number of tokens at every length,
 and nothing is compiled. Softmax is PyTorch's, cuDNN's kernel on a GPU.
 """
 
-import argparse
 import gc
 import json
 import sys
@@ -35,6 +35,8 @@ from cosformer.training import recipes
 
 PHASES = ("training", "inference")
 VOCABULARY, LABELS = 257, 2
+LENGTHS = {"cuda": "1024,4096,16384,65536", "cpu": "256,1024"}
+TOKENS = {"cuda": 2**18, "cpu": 2**11}
 # cuDNN's where it can serve a call.
 KERNELS = [
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
@@ -114,28 +116,38 @@ def timed(work: Any, device: torch.device, steps: int) -> dict[str, Any]:
 def main() -> None:
     rows = tuple(dict.fromkeys(("softmax", "cosformer", WINDOWS, OURS, *attention.names())))
     p = Parser(prog="python -m benchmarks.text_model", description=__doc__.splitlines()[0])
-    p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    p.add_argument("--rows", default=",".join(rows), help="attentions, with commas between them")
-    p.add_argument("--lengths", default="1024,4096,16384,65536", help="tokens, with commas between them")
-    p.add_argument("--tokens", type=int, default=2**18, help="of a step, at every length")
-    p.add_argument("--steps", type=int, default=4, help="that are timed")
-    p.add_argument("--minutes", type=float, default=5.0, help="after which no case is begun")
+    p.add_argument(
+        "--rows", default=",".join(rows), help="attentions, with commas between them (default: all)"
+    )
+    p.add_argument(
+        "--lengths",
+        help=f"with commas between them (default: {LENGTHS['cuda']} on a GPU, {LENGTHS['cpu']} elsewhere)",
+    )
+    p.add_argument(
+        "--tokens",
+        type=int,
+        help=f"of a step, at every length (default: {TOKENS['cuda']} on a GPU, {TOKENS['cpu']} elsewhere)",
+    )
+    p.add_argument("--steps", type=int, default=4, help="that are timed (default: 4)")
+    p.add_argument("--minutes", type=float, default=5.0, help="after which no case is begun (default: 5)")
     p.add_argument("--out", type=Path, default=machine.ROOT / "benchmarks" / "reports")
     args = p.parse_args()
     device = device_for(p, args.device)
     wanted = args.rows.split(",")
     if unknown := [row for row in wanted if row not in rows]:
         p.error(f"--rows has no {unknown[0]!r}; there are {', '.join(rows)}")
+    words = args.lengths or LENGTHS[device.type]
+    tokens = TOKENS[device.type] if args.tokens is None else args.tokens
     try:
-        lengths = sorted({int(n) for n in args.lengths.split(",")})
+        lengths = sorted({int(n) for n in words.split(",")})
     except ValueError:
-        p.error(f"--lengths must be numbers with commas between them, got {args.lengths!r}")
-    if min(*lengths, args.tokens, args.steps) < 1:
+        p.error(f"--lengths must be numbers with commas between them, got {words!r}")
+    if min(*lengths, tokens, args.steps) < 1:
         p.error("--lengths, --tokens and --steps must be positive")
     folder_for(p, args.out)
     data = header(FORMAT, device) | {
-        "settings": {"tokens": args.tokens, "lengths": lengths, "steps": args.steps, "rows": wanted},
+        "settings": {"tokens": tokens, "lengths": lengths, "steps": args.steps, "rows": wanted},
         "measured": [],
     }
     path = args.out / f"text-model-{device.type}-{data['date'][:10].replace('-', '')}.json"
@@ -151,7 +163,7 @@ def main() -> None:
             if row in lost:  # shorter texts were too much already
                 found = [{"row": row, "length": length, "phase": x, "failed": "not tried"} for x in PHASES]
             else:
-                found = measure(row, length, args.tokens, args.steps, device)
+                found = measure(row, length, tokens, args.steps, device)
                 if all("failed" in x for x in found):
                     lost.add(row)
             data["measured"] += found

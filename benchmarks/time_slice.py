@@ -55,6 +55,8 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
     if args.jobs < 1 or args.minutes <= 0:
         p.error("--jobs and --minutes must be positive")
     found = [e for name in chosen for e in plans[name]() if args.only in e.name]
+    if not found:
+        p.error(f"--only {args.only!r}: no run of {', '.join(chosen)} has these words in its name")
     # What a run starts from comes with it.
     entries = list({e.name: e for x in found for e in (x.initial, x) if e is not None}.values())
     scheduler = Scheduler(

@@ -335,6 +335,7 @@ def test_a_run_that_was_cut_off_behind_its_last_step(tmp_path):
     ("options", "says"),
     [
         (["--plan", "thre"], "--plan has no part 'thre': there are three, failing, cut, chained, endless"),
+        (["--plan", "cut", "--only", "nobody"], "--only 'nobody': no run of cut has these words in its name"),
         (["--jobs", "0"], "--jobs and --minutes must be positive"),
         (["--collect", "nowhere.jsonl"], "--collect nowhere.jsonl: there is no such file"),
     ],
