@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.abc import SourceLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -151,7 +152,11 @@ def _laid(below: Settings, above: Settings) -> dict[str, Any]:
 def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     assert spec is not None
-    assert spec.loader is not None
+    assert isinstance(spec.loader, SourceLoader)
+    try:
+        spec.loader.get_code(spec.name)
+    except ValueError as error:  # early 3.11 says so of a NUL, without the file
+        raise SyntaxError(str(error)) from None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
