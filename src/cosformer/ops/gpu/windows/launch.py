@@ -36,7 +36,7 @@ WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 class WindowTable:
     """The windows of a call's key-value heads, 0 for a head without one. `narrow`, `wide` and `every` hold,
     for the heads of their kind, [head, W, first place in the state], int32 on the device; None where there
-    are none. Narrow and wide ones are sorted by their windows."""
+    are none. Narrow and wide ones are sorted by their windows, `every` from the longest on."""
 
     windows: tuple[int, ...]
     narrow: Tensor | None
@@ -59,7 +59,8 @@ def window_table(windows: tuple[int, ...], device: torch.device) -> WindowTable:
             place += window - 1
     narrow = sorted((x for x in entries if x[1] <= WIDEST_BAND), key=lambda x: x[1])
     wide = sorted((x for x in entries if x[1] > WIDEST_BAND), key=lambda x: x[1])
-    made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, entries))
+    every = sorted(entries, key=lambda x: -x[1])  # decoding begins with the longest
+    made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, every))
     return WindowTable(windows, *made)
 
 
