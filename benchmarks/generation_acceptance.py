@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList,
 
 from benchmarks import generation_gpu as whole
 from benchmarks import generation_steps as steps
-from cosformer.models import CosformerForCausalLM, captured, generation
+from cosformer.models import CosformerForCausalLM, generation
 
 TOKENS = 136  # generated in a round
 TOKENS_OF_MANY = 40  # by Llama with many rows
@@ -99,20 +99,23 @@ def steps_of(model: CosformerForCausalLM, way: str, batch: int, known: dict[Any,
 
 
 def ours(args: Any, model: Any, case: whole.Case, known: dict[Any, Any]) -> Callable[..., None]:
+    """A cache that is told to stand behind the context is given the last token and a mask of all of them:
+    generate() copies the ids that it was given at every token."""
     way, batch, context = case
-    ids = torch.randint(2, args.vocabulary, (batch, context + 1), device=args.device)
     with steps.way("captured" if way == "captured" else "compiled", args) as options:
         static = options.pop("cache_implementation", None) is not None
     if args.device.startswith("cuda"):
         options.pop("compile_config", None)  # what generate() takes by itself
     cache = whole.standing_behind(model, batch, context, static=True) if static else None
     kept: Any = None if cache is None else cache.snapshot()
+    ids = torch.randint(2, args.vocabulary, (batch, 1 if static else context + 1), device=args.device)
+    mask = torch.ones((batch, context + 1), dtype=torch.long, device=args.device) if static else None
 
     def generate(count: int, **more: Any) -> None:
         with steps_of(model, way, batch, known):
             if cache is not None:
                 cache.restore(kept)
-                more["past_key_values"] = cache
+                more |= {"past_key_values": cache, "attention_mask": mask}
             steps.generate(model, ids, count, **options, **more)
 
     return generate
@@ -157,13 +160,14 @@ def gate(args: Any, way: str) -> int:
     """Tokens that are not those of no cache: windows, heads without one and a convolution together."""
     heads = args.hidden // 64
     windows = {"attention_parameters": {"windows": [4, 64][:heads] + [None] * (heads - 2)}, "conv_size": 4}
+    before = generation.CAPTURE_COMPILED
     generation.CAPTURE_COMPILED = way == "replayed"
     torch.compiler.reset()
     try:
         name = "captured" if way == "captured" else "compiled"
         return steps.differing(args, name, num_hidden_layers=2, **windows)
     finally:
-        generation.CAPTURE_COMPILED = False
+        generation.CAPTURE_COMPILED = before
         torch.compiler.reset()
 
 
@@ -220,7 +224,6 @@ def begun(args: Any, model: Any, case: whole.Case, known: dict[Any, Any]) -> tup
 def measure(args: Any, data: dict[str, Any], until: float) -> None:
     """Adds to the record, and saves it after every case of every round."""
     data["timing"] = "rounds"
-    captured.SHORT_WAY = True  # measured, and its tokens are checked, before it is the default
     plan = groups(allowed(args, data))
     data["planned"] = sum(map(len, plan))
     model = steps.build(args, getattr(torch, args.dtype), LONG + 1024)

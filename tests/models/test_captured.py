@@ -111,7 +111,6 @@ def test_which_compiled_steps_are_captured_here(monkeypatch):
     """Those that torch.compile would capture itself, of models that can be captured at all."""
     net = build(CosformerForCausalLM, torch.float32, **MODELS["rotary"])
     settings = {"backend": "inductor", "mode": "reduce-overhead"}
-    monkeypatch.setattr(generation, "CAPTURE_COMPILED", True)
     assert not net._captures_compiled(settings)  # a CPU has no graphs
     monkeypatch.setattr(CosformerForCausalLM, "device", torch.device("cuda"))
     assert net._captures_compiled(settings)

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from cosformer.models import CosformerForCausalLM, captured, step
+from cosformer.models import CosformerForCausalLM, step
 from cosformer.models.captured import tensors_of
 from tests.models.tiny import PADDINGS, build, close, padded_batch, tokens
 
@@ -72,10 +72,8 @@ def test_captured_tokens_are_those_of_no_cache(changes):
     hook.remove()
 
 
-@pytest.mark.parametrize("short_way", [False, True])
-def test_graphs_of_others_leave_ours_alone(short_way, monkeypatch):
+def test_graphs_of_others_leave_ours_alone():
     """Whoever captures, clears workspaces or frees memory in between: torch.compile and a second model do."""
-    monkeypatch.setattr(captured, "SHORT_WAY", short_way)
     first, second = model(MODELS["rotary"]), model(MODELS["windows, conv, gate"])
     ids = tokens(2, 7)
     expected = generate(first, ids)

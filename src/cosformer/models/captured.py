@@ -18,8 +18,6 @@ from cosformer.cuda_graphs import capturing
 
 logger = logging.getLogger(__name__)
 
-# Whether the host does no more than it must before a token on CUDA: to be switched on once a GPU has run it.
-SHORT_WAY = False
 _KNOWN = ("cosformer.", "torch.nn.modules.")
 _REPLACED = ("_forward_hooks", "_forward_pre_hooks", "_compiled_call_impl")
 
@@ -61,8 +59,7 @@ class CapturedStep:
             return self.function(model, ids.contiguous(), positions, column, states)
         # The GPU waits for this after every token. The tensors of `states` are overwritten and not replaced,
         # so it is enough to compare the list; weights may be given other tensors at any time.
-        written = [] if SHORT_WAY else [x for state in states for x in tensors_of(state)]
-        addresses = [x.data_ptr() for x in chain(self._weights, written)]
+        addresses = [x.data_ptr() for x in self._weights]
         if (
             self._graph is None
             or states is not self._states
@@ -94,8 +91,7 @@ class CapturedStep:
             x.copy_(kept)
         graph = torch.cuda.CUDAGraph()
         try:
-            capture = capturing(graph, side) if SHORT_WAY else torch.cuda.graph(graph)
-            with torch.cuda.device(ids.device), capture:
+            with torch.cuda.device(ids.device), capturing(graph, side):
                 self._logits = self.function(model, self._ids, positions, column, states)
         except RuntimeError as error:
             self._refused = True

@@ -12,7 +12,6 @@ from transformers.generation import GenerationMode
 from transformers.generation.configuration_utils import CompileConfig
 from transformers.utils import logging
 
-from cosformer.models import captured as captures
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.captured import can_capture
 from cosformer.models.config import CosformerConfig
@@ -29,7 +28,7 @@ _PLAIN_MODES = (
     GenerationMode.BEAM_SAMPLE,
 )  # fmt: skip
 FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
-CAPTURE_COMPILED = False  # compiled steps on CUDA: to be switched on once a GPU has run them
+CAPTURE_COMPILED = True  # compiled steps on CUDA; False leaves their graphs to torch.compile, which is slower
 _FORWARDED = frozenset({"past_key_values", "use_cache", "logits_to_keep"})  # to the model, at each token
 _OF_A_STEP = _FORWARDED | {"next_sequence_length", "is_first_iteration", "attention_mask", "position_ids"}
 MIN_STATIC_TOKENS = 256  # least number of columns of states that grow, in compiled steps
@@ -249,8 +248,6 @@ class StatefulGenerationMixin(GenerationMixin):
         captured; None elsewhere. The GPU waits for this code after every token, so it is short."""
         cache: Any = kwargs.get("past_key_values")
         decoding = getattr(cache, "decoding", None)
-        if not captures.SHORT_WAY and input_ids.is_cuda:
-            return None
         if decoding is None or not _is_generated(kwargs) or not kwargs.keys() <= _OF_A_STEP:
             return None
         if inputs_embeds is not None or kwargs.get("position_ids") is not None:
@@ -269,8 +266,6 @@ class StatefulGenerationMixin(GenerationMixin):
         """As in transformers, but the mask of the prompt does not grow while steps are compiled or captured:
         they have no mask, and a copy of a long one would cost more than a token."""
         decoding = getattr(model_kwargs.get("past_key_values"), "decoding", None)
-        if not captures.SHORT_WAY and self.device.type == "cuda":
-            decoding = None
         mask = None if decoding is None else model_kwargs.pop("attention_mask", None)
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
         if mask is not None:
