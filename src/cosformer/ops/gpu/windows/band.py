@@ -5,7 +5,8 @@ reaches: a square of scores, the weights written into it, times the others' rows
 read of a row comes from memory, the others from the cache.
 
     "o":   P = c (q' k'^T)                  n = P v,  d = P 1,  o = n / max(d, eps)
-    "dq":  P = c (g v^T + delta)            dq = inv_den (P k') where q > 0
+    "dq":  P = c (g v^T + delta)            dq = inv_den (P k') where q > 0; in float32 once more where it
+                                            cancels, with what delta lacks (`lacking`)
     keys:  P = c inv_den (k' q'^T)          dv = P g             summed over the heads of a group
            P = c inv_den (v g^T + delta)    dk = P q' where k > 0
 
@@ -40,6 +41,11 @@ from cosformer.ops.gpu.windows.rows import (
     within,
 )
 
+# Whether a tile of which every pair is seen goes without a mask, and the phases of the own rows are turned
+# from tile to tile, not those of the others, of which a thread has eight times as many: to be switched on
+# once a GPU has run it.
+LEAN_TILES = tl.constexpr(False)
+
 
 @triton.jit
 def cleared(x):
@@ -69,19 +75,42 @@ def is_marked(SPOILT, tile, tiles):
 
 
 @triton.jit
+def sees(j, low, high, here, HAS_MASK: tl.constexpr):
+    """Which of the keys j, those that are not masked, each row sees."""
+    seen = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
+    return seen & here[None, :] if HAS_MASK else seen
+
+
+@triton.jit
+def aligned(begin, end, first, BS: tl.constexpr):
+    """`begin`, or up to BS - 1 rows before it, where a tile then begins at the own one's first row, if no
+    tile more is met for it: a window that is a multiple of BS has as few tiles with a mask as can be."""
+    if LEAN_TILES:
+        before = (begin - first) & (BS - 1)
+        spare = (begin - end) & (BS - 1)
+        begin = tl.where((before <= spare) & (before <= begin), begin - before, begin)
+    return begin
+
+
+@triton.jit
 def meet(
-    acc, a, B, X, MASK, delta, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr,
+    acc, a, B, X, MASK, delta, change, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr,
     x_t: tl.constexpr,
     F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, HAS_MASK: tl.constexpr, MODE: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries and the keys [begin, end): the sums, and their denominators for "o". MODE: "sum", or
-    "spoil" and then "clear" if that was not finite."""
+    "spoil" and then "clear" if that was not finite; "correct" with a change of delta (`lacking`)."""
     others = tl.arange(0, BS)
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)
     total = tl.zeros((BT,), tl.float32)
+    rows = tl.arange(0, BT)
+    if LEAN_TILES:
+        cj, sj = turn(others, window, DOT)
+    all_low = tl.max(low, 0)
+    all_high = tl.min(high, 0)
     for n in range(tl.cdiv(tl.maximum(end - begin, 0), BS)):
         first = begin + n * BS
         j = first + others
@@ -91,27 +120,43 @@ def meet(
         first64 = first.to(tl.int64)
         x = load_rows(X + first64 * x_t, x_t, others, here, columns, N, N != BN)
         x = to_dot_dtype(x, DOT, PRECISION) if OUTPUT == "o" else rectified(x, DOT, PRECISION)
-        seen = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
-        if HAS_MASK:
-            seen = seen & here[None, :]
         if MODE == "spoil":
-            acc = spoil(x, seen, acc, DOT, PRECISION)
+            acc = spoil(x, sees(j, low, high, here, HAS_MASK), acc, DOT, PRECISION)
         else:
             b = load_rows(B + first64 * b_t, b_t, others, here, features, F, F != BF)
             b = rectified(b, DOT, PRECISION) if OUTPUT == "o" else to_dot_dtype(b, DOT, PRECISION)
             p = dot_over_features(a, tl.trans(b), PRECISION)
             if OUTPUT == "dq":
                 p += delta[:, None]
-            cj, sj = turn(j - origin, window, DOT)
-            p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
+            if MODE == "correct" or MODE == "correct and clear":
+                p += change[:, None]  # after the sum above has cancelled: delta has no digits for it
+            if LEAN_TILES:
+                c, s = turn(rows + (origin - first), window, DOT)
+                p *= weights(c, s, cj, sj)
+            else:
+                cj, sj = turn(j - origin, window, DOT)
+                p *= weights(c, s, cj, sj)
+            if (not LEAN_TILES) or HAS_MASK or MODE == "clear" or (first < all_low) | (first + BS > all_high):
+                p = tl.where(sees(j, low, high, here, HAS_MASK), p, 0.0)
             if OUTPUT == "o":
                 total += tl.sum(p, 1)
-            if MODE == "clear":
+            if MODE == "clear" or MODE == "correct and clear":
                 x = cleared(x)
             acc = dot_add(rounded(p, DOT, PRECISION), x, acc, PRECISION)
     if MODE == "clear":
         acc = tl.where(finite(acc), acc, float("nan"))
     return acc, total
+
+
+@triton.jit
+def lacking(q, dq, inv_den, den, eps):
+    """What delta lacks of the g . v that it is added to, by q' . dq' = 0 (ops/chunked/residual.py); zero
+    where that is rounding alone, or not finite. Only for products in float32, whose rounding it takes out."""
+    products = tl.maximum(q.to(tl.float32), 0.0) * dq
+    rho = tl.sum(products, 1)
+    size = tl.sqrt(tl.sum(products * products, 1))
+    large = (tl.abs(rho) > 64 * 2**-23 * size) & (tl.abs(rho) < float("inf")) & (den >= eps)
+    return tl.where(large, -rho * inv_den, 0.0)
 
 
 @triton.jit
@@ -150,6 +195,7 @@ def tile_of_queries(
     else:
         begin = tl.maximum(first + shift - window + 1, 0)
         end = tl.minimum(first + shift + BT + (0 if CAUSAL else window), others)
+        begin = aligned(begin, end, first + shift, BS)
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)
     first64 = first.to(tl.int64)
@@ -163,7 +209,6 @@ def tile_of_queries(
         o = load_rows(OUT + batch * o_b + head * o_h + first64 * o_t, o_t, rows, inside, features, F, F != BF)
         inv_den, delta = inv_den_and_delta(a, o, tl.load(DEN + vector, mask=inside, other=1.0), eps)
         tl.store(INV_DEN + vector, inv_den, mask=inside)
-        tl.store(DELTA + vector, delta, mask=inside)
         a = to_dot_dtype(a, DOT, PRECISION)
     c, s = turn(rows, window, DOT)
     B += batch * b_b + key_head * b_h
@@ -173,28 +218,37 @@ def tile_of_queries(
     acc = tl.zeros((BT, BN), tl.float32)
     if MEND:
         acc, _ = meet(
-            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
-            OUTPUT, HAS_MASK, "spoil", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
+            N, OUTPUT, HAS_MASK, "spoil", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
         acc, total = meet(
-            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
-            OUTPUT,
-            HAS_MASK, "clear", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
+            N, OUTPUT, HAS_MASK, "clear", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     else:
         acc, total = meet(
-            acc, a, B, X, MASK, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F, N,
-            OUTPUT,
-            HAS_MASK, "sum", BT, BS, BF, BN, DOT, PRECISION,
+            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
+            N, OUTPUT, HAS_MASK, "sum", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     bad = spoilt(acc)
     if OUTPUT == "o":
         tl.store(DEN + vector, total, mask=inside)
         acc *= (1.0 / tl.maximum(total, eps, propagate_nan=tl.PropagateNan.ALL))[:, None]
     else:
-        acc = tl.where((inv_den != 0.0)[:, None], acc * inv_den[:, None], 0.0)
         GATE += batch * gate_b + head * gate_h + first64 * gate_t
         gate = load_rows(GATE, gate_t, rows, inside, columns, N, N != BN)
+        if (PRECISION == "ieee") and (BN <= 64):  # wider rows would spill registers
+            change = lacking(gate, acc, inv_den, tl.load(DEN + vector, mask=inside, other=1.0), eps)
+            if tl.max(tl.abs(change), 0) > 0.0:
+                corrected, _ = meet(
+                    tl.zeros((BT, BN), tl.float32), a, B, X, MASK, delta, change, c, s, low, high, begin, end,
+                    first + shift, window, b_t, x_t, F, N, OUTPUT, HAS_MASK,
+                    "correct and clear" if MEND else "correct", BT, BS, BF, BN, DOT, PRECISION,
+                )  # fmt: skip
+                acc = tl.where((change != 0.0)[:, None], corrected, acc)
+            delta += change
+        tl.store(DELTA + vector, delta, mask=inside)
+        acc = tl.where((inv_den != 0.0)[:, None], acc * inv_den[:, None], 0.0)
         acc = gated(acc, gate)
     store_rows(Y + batch * y_b + head * y_h + first64 * y_t, y_t, rows, inside, columns, acc, N, N != BN)
     return bad
@@ -249,6 +303,11 @@ def meet_queries(
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
     tiles = tl.cdiv(tl.maximum(end - begin, 0), BS)
+    rows = tl.arange(0, BT)
+    if LEAN_TILES:
+        ci, si = turn(others, window, DOT)
+    all_low = tl.max(low, 0)
+    all_high = tl.min(high, 0)
     for n in range(tiles * GROUP):
         group = (n // tiles if GROUP > 1 else tiles * 0).to(tl.int64)
         first = begin + (n % tiles if GROUP > 1 else n) * BS
@@ -260,20 +319,30 @@ def meet_queries(
         inv_den = tl.load(INV_DEN + group * row_h + i, mask=here, other=0.0)
         q = rectified(q, DOT, PRECISION)
         g = to_dot_dtype(g, DOT, PRECISION)
-        i = tl.where(inv_den != 0.0, i, -1)  # which no key sees
-        seen = within(i, low, high)
+        of_none = tl.where(inv_den != 0.0, i, -1)  # which no key sees
         if MODE == "spoil":
+            seen = within(of_none, low, high)
             dk = spoil(q, seen, dk, DOT, PRECISION)
             dv = spoil(g, seen, dv, DOT, PRECISION)
         else:
             delta = tl.load(DELTA + group * row_h + i, mask=here, other=0.0)
-            ci, si = turn(first - origin + others, window, DOT)
+            if LEAN_TILES:
+                c, s = turn(rows + (origin - first), window, DOT)
+            else:
+                ci, si = turn(first - origin + others, window, DOT)
+            weight = weights(c, s, ci * inv_den, si * inv_den)
+            # A query that takes no part has the weight zero. If it holds NaN, the tile is computed again.
+            masked = (not LEAN_TILES) or MODE != "sum" or (first < all_low) | (first + BS > all_high)
             # No weight that is seen is zero: the two choices below need no other mask.
-            weight = tl.where(seen, weights(c, s, ci * inv_den, si * inv_den), 0.0)
-            p = tl.where(weight != 0.0, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
+            if masked:
+                weight = tl.where(within(of_none, low, high), weight, 0.0)
+            p = dot_over_features(k, tl.trans(q), PRECISION) * weight
+            if masked:
+                p = tl.where(weight != 0.0, p, 0.0)
             dv = dot_add(rounded(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
-            p = dot_over_features(v, tl.trans(g), PRECISION) + delta[None, :]
-            p = tl.where(weight != 0.0, p * weight, 0.0)
+            p = (dot_over_features(v, tl.trans(g), PRECISION) + delta[None, :]) * weight
+            if masked:
+                p = tl.where(weight != 0.0, p, 0.0)
             dk = dot_add(rounded(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
     if MODE == "clear":
         dk = tl.where(finite(dk), dk, float("nan"))
@@ -309,6 +378,7 @@ def tile_of_keys(
     else:
         begin = tl.maximum(first + shift - (0 if CAUSAL else window - 1), 0)
         end = tl.minimum(first + shift + BT - 1 + window, others)
+        begin = aligned(begin, end, first + shift, BS)
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
     first64 = first.to(tl.int64)
