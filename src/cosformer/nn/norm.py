@@ -1,9 +1,16 @@
 """The norms a block may use, and that of single heads."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.ops.autograd import is_traced
+from cosformer.ops.backends import runs_triton
+
 KINDS = ("layer", "rms")
+# Whether heads on a GPU are normalised by a kernel of our own: to be switched on once a GPU has run it.
+OWN_KERNEL = False
+WIDEST_HEAD = 256
 
 
 def build_norm(kind: str, size: int, eps: float) -> nn.LayerNorm | nn.RMSNorm:
@@ -18,5 +25,24 @@ class HeadRMSNorm(nn.RMSNorm):
     float32 weights would make the queries and keys float32, and not the values."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if OWN_KERNEL and x.is_cuda and self._fits(x):
+            from cosformer.ops.gpu.head_norm import HeadNorm
+
+            assert self.eps is not None
+            y: Tensor = HeadNorm.apply(x, self.weight, self.eps)
+            return y
         weight = None if self.weight is None else self.weight.to(x.dtype)
         return F.rms_norm(x, self.normalized_shape, weight, self.eps).to(x.dtype)
+
+    def _fits(self, x: Tensor) -> bool:
+        """Whether the kernel of our own can serve the call. What is compiled is fused by the compiler."""
+        return (
+            x.is_contiguous()
+            and x.shape[-1] <= WIDEST_HEAD
+            and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+            and self.weight is not None
+            and self.eps is not None
+            and not is_traced(x, self.weight, x)
+            and torch.autograd.forward_ad._current_level < 0
+            and runs_triton(x.device)
+        )

@@ -123,6 +123,13 @@ def _no_triton() -> str | None:
     return None
 
 
+def runs_triton(device: torch.device) -> bool:
+    """Whether kernels of Triton can run there, outside of a call of the operator."""
+    if device in _able:
+        return True
+    return device.type == "cuda" and _has_triton() and torch.cuda.get_device_properties(device).major >= 8
+
+
 _WIDEST = 256  # features, the largest size in ops/triton/configs.py
 
 

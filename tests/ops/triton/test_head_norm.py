@@ -1,0 +1,70 @@
+"""RMSNorm of heads by a kernel, against PyTorch's in float64; on a GPU, and else in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
+
+from cosformer.nn import norm
+from cosformer.ops.gpu.head_norm import HeadNorm
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+def results(function, x, weight, g):
+    x, weight = x.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()
+    y = function(x, weight)
+    return [y.detach(), *torch.autograd.grad(y, (x, weight), g.to(y.dtype))]
+
+
+def plain(x, weight):
+    return F.rms_norm(x, x.shape[-1:], weight, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 70, 3, 64), (1, 1, 1, 16), (3, 5, 2, 40), (2, 9, 4, 256), (0, 4, 2, 32)]
+)
+def test_is_the_equation(shape, dtype):
+    torch.manual_seed(0)
+    x = torch.randn(shape, device=DEVICE).to(dtype)
+    weight, g = torch.randn(shape[-1], device=DEVICE), torch.randn(shape, device=DEVICE).to(dtype)
+    ours = results(lambda x, w: HeadNorm.apply(x, w, 1e-5), x, weight, g)
+    exact = results(plain, x.double(), weight.double(), g.double())
+    for mine, truth, like in zip(ours, exact, (x, x, weight), strict=True):
+        assert (mine.shape, mine.dtype) == (like.shape, like.dtype)
+        if truth.numel():
+            error = (mine.double() - truth).norm(dim=-1)
+            assert (error <= TOLERANCE[dtype] * truth.norm(dim=-1)).all()
+
+
+def test_rows_are_apart():
+    """NaN in a row moves no bit of another, nor of its gradient."""
+    x, weight = torch.randn(200, 32, device=DEVICE), torch.randn(32, device=DEVICE)
+    g = torch.randn_like(x)
+    whole = results(lambda x, w: HeadNorm.apply(x, w, 1e-5), x, weight, g)
+    x[70] = float("nan")
+    spoilt = results(lambda x, w: HeadNorm.apply(x, w, 1e-5), x, weight, g)
+    others = torch.arange(200, device=DEVICE) != 70
+    for a, b in zip(whole[:2], spoilt[:2], strict=True):
+        assert torch.equal(a[others], b[others])
+        assert b[70].isnan().all()
+
+
+def test_the_gradient_has_a_gradient():
+    x, weight, g = torch.randn(6, 16, device=DEVICE), torch.randn(16, device=DEVICE), torch.randn(6, 16)
+    found = []
+    for function in (lambda x, w: HeadNorm.apply(x, w, 1e-5), plain):
+        leaf = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(function(leaf, weight), leaf, g.to(DEVICE), create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_keeps_to_pytorch_where_the_kernel_cannot_serve(monkeypatch):
+    monkeypatch.setattr(norm, "OWN_KERNEL", True)
+    made = norm.HeadRMSNorm(16, eps=1e-5)
+    for x in (torch.randn(2, 3, 16), torch.randn(2, 3, 16, dtype=torch.float64)):
+        assert torch.equal(made(x), F.rms_norm(x, (16,), made.weight.to(x.dtype), 1e-5))
