@@ -6,6 +6,7 @@ layer of softmax that sees 1,024 tokens. All have the same recipe, budget and nu
 """
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from benchmarks import enwik8_plan
@@ -93,11 +94,13 @@ def wikitext() -> list[Entry]:
 
 def masked() -> list[Entry]:
     """Masked language modelling over the bytes of WikiText-2: is what windows gain in one direction gained in
-    both?"""
+    both? With the positions of the recipe, which are learned, and with rotary ones, for each: of what stands
+    where, softmax knows nothing else."""
     made = []
-    for rate in (5e-4, 1e-3):
+    for rate, rotary in product((5e-4, 1e-3), (False, True)):
         for row in ("softmax", "cosformer", OURS, WINDOWS):
             attention, model = parts("mlm", row, 8)
+            model = {**model, "position": "rotary"} if rotary else model
             overrides = {
                 "learning_rate": rate, "steps": 1000, "warmup": 100, "batch": 64, "eval_every": 500,
                 "save_every": 500, "eval_batch": 128, "model": model, "workers": 2,
@@ -105,7 +108,9 @@ def masked() -> list[Entry]:
             }  # fmt: skip
             made.append(
                 Entry(
-                    "mlm", "mlm", row, "mlm", attention, 60, 12.0, overrides=overrides, part=f"rate {rate:g}"
+                    *("mlm", "mlm", row, "mlm", attention, 60, 12.0),
+                    overrides=overrides,
+                    part=f"rate {rate:g}{', rotary' if rotary else ''}",
                 )
             )
     return made
