@@ -119,7 +119,8 @@ def masked(places: Places) -> Section:
         "Perplexity of masked bytes of WikiText-2 (15 % of them), both sides seen; lower is better. 6 layers "
         "of width 512, texts of 512 bytes, 33 million bytes. Learning rate and positions are the best of "
         f"those tried on validation, {min(tried.values())} of four so far. How often each byte occurs, "
-        "and nothing else, gives 23.9: a model near there has not begun to use the bytes around a mask. Again: `python -m benchmarks.evidence --plan mlm`."
+        "and nothing else, gives 23.9: a model near there has not begun to use the bytes around a mask. "
+        "Again: `python -m benchmarks.evidence --plan mlm`."
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "mlm"]
     return Section("Masked language modelling", [Table(header, rows, caption), *_said(own)])
