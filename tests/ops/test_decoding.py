@@ -1,11 +1,14 @@
 """decode_step: the operator, one token at a time, in place."""
 
+import sys
+
 import pytest
 import torch
 
 from cosformer import CosformerState, cosformer_attention
 from cosformer.ops import decode_step
 
+module = sys.modules["cosformer.ops.one_token"]
 GPU = torch.cuda.is_available()
 
 
@@ -44,3 +47,51 @@ def test_the_horizon_is_respected():
         _, state = decode_step(q, k, v, state)
     with pytest.raises(ValueError, match="horizon"):
         decode_step(q, k, v, state)
+
+
+SETS = {
+    "many": (2, 4, 8, 16, 33), "with ones": (1, 5, 1, 3), "only ones": (1, 1), "mixed": (None, 3, 1, None, 9),
+    "equal": (7, 7, 7),
+}  # fmt: skip
+
+
+def steps(windows, q, k, v):
+    """o and the state after each token, in place."""
+    state = CosformerState.zeros(
+        q.shape[0], len(windows), q.shape[3], v.shape[3], horizon=64, windows=windows, dtype=q.dtype
+    )
+    found = []
+    for t in range(q.shape[1]):
+        out, state = decode_step(q[:, t : t + 1], k[:, t : t + 1], v[:, t : t + 1], state)
+        found += [out, *(x.clone() for x in (state.keys, state.values, state.numerator))]
+    return found
+
+
+@pytest.mark.parametrize("windows", SETS.values(), ids=SETS)
+@pytest.mark.parametrize("group", [1, 3])
+def test_windows_together_and_apart(windows, group, monkeypatch):
+    """On a CPU the past keys of all heads are computed together, where their matrix is small."""
+    n = len(windows)
+    q, k, v = (torch.randn(2, 40, h, d).double() for h, d in ((n * group, 8), (n, 8), (n, 6)))
+    together = steps(windows, q, k, v)
+    calls = []
+    monkeypatch.setattr(module, "_together", lambda *call: calls.append(call))
+    apart = steps(windows, q, k, v)
+    assert len(calls) == 40
+    for a, b in zip(together, apart, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_head_and_window(spoilt):
+    windows = (2, 9, 4)
+    q, k, v = (torch.rand(2, 30, 3, 8) for _ in range(3))
+    whole = steps(windows, q, k, v)[::4]
+    v[0, 10, 1] = spoilt
+    k[0, 10, 2] = spoilt
+    found = steps(windows, q, k, v)[::4]
+    for t, (a, b) in enumerate(zip(whole, found, strict=True)):
+        sees = [[False, 10 <= t < 19, 10 <= t < 14], [False] * 3]
+        assert b.isfinite().all(-1)[:, 0].logical_not().tolist() == sees
+        there = torch.tensor(sees).logical_not()[:, None]
+        torch.testing.assert_close(a[there], b[there])

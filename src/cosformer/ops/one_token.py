@@ -9,18 +9,26 @@ for heads without a window; for those with a window W, over the last W keys at d
 
     o = sum_j w_j v_j / max(sum_j w_j, eps),   w_j = (q' . k'_j) cos((pi/2) d_j/W)
 
+On a CPU the past keys of all heads with a window are computed together, for their number of operations takes
+longer than the operations.
+
 Nothing is validated here: the caller has done so once for all layers of a model.
 """
+
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from cosformer.ops.angles import angle
 from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import is_traced
 from cosformer.ops.backends import can_serve
 from cosformer.ops.state import CosformerState
 
 USE_KERNEL = True  # on CUDA devices; a compiler may fuse the plain operations instead
+MOST_TOGETHER = 2**17  # heads times past keys of a row that are computed together
 
 
 class StepWeights:
@@ -98,6 +106,10 @@ def one_token(
     assert state.values is not None
     assert into.keys is not None
     assert into.values is not None
+    if q.device.type == "cpu" and not is_traced(q, k, v):
+        together = _together(of_q, k[:, 0], v[:, 0], state, into, weights, eps)
+        if together is not None:
+            return together.to(q.dtype).view(batch, 1, heads, -1)
     parts: list[Tensor] = []
     plain = row = 0
     for first, last, window in _neighbours(state.windows):
@@ -164,6 +176,80 @@ def _sums(
     of_q = (q.unsqueeze(3) * phases.unsqueeze(2)).flatten(3)  # (B, Hn, G, 2D)
     d = of_q @ denominator.flatten(2).unsqueeze(-1)
     return of_q @ numerator.flatten(2, 3) / d.clamp_min(eps)
+
+
+class Places(NamedTuple):
+    """Of n heads with a window and the P past keys that their state holds: which of the n heads each belongs
+    to and the cosine of its distance, [P]; the last of each head that has any, and which of the n that are;
+    the heads with a window and those without, among all."""
+
+    head: Tensor
+    cosine: Tensor
+    last: Tensor
+    holding: Tensor
+    windowed: Tensor
+    plain: Tensor
+
+
+@cache
+def places(windows: tuple[int | None, ...], dtype: torch.dtype) -> Places:
+    sizes = [window for window in windows if window is not None]
+    with torch.inference_mode(False):
+        past = torch.tensor([size - 1 for size in sizes], dtype=torch.long)
+        distances = [torch.arange(size - 1, 0, -1) for size in sizes]
+        cosine = torch.cat([angle(d, size).cos() for d, size in zip(distances, sizes, strict=True)])
+        holding = past.nonzero().flatten()
+        return Places(
+            torch.arange(len(sizes)).repeat_interleave(past), cosine.to(dtype), (past.cumsum(0) - 1)[holding],
+            holding, *(torch.tensor([i for i, w in enumerate(windows) if (w is None) is without],
+                                    dtype=torch.long) for without in (False, True)),
+        )  # fmt: skip
+
+
+def _together(
+    q: Tensor, k: Tensor, v: Tensor, state: CosformerState, into: CosformerState, weights: StepWeights,
+    eps: float,
+) -> Tensor | None:  # fmt: skip
+    """o [B, Hk, G, Dv] of q [B, Hk, G, D], k [B, Hk, D] and v [B, Hk, Dv]. The weights of all past keys are
+    one matrix, a row a head, with zeros for the keys of the other heads. None, and nothing is written, where
+    that matrix would be large, or a number is not finite: zero times NaN would be NaN in every head."""
+    assert state.windows is not None
+    assert state.keys is not None
+    assert state.values is not None
+    dtype, (batch, kv_heads, group, _) = state.numerator.dtype, q.shape
+    where = places(state.windows, dtype)
+    n, past = len(where.windowed), len(where.head)
+    if n * past > MOST_TOGETHER:
+        return None
+    mixed = n < kv_heads
+    all_q, all_k, all_v = q, k, v
+    if mixed:
+        q, k, v = (x.index_select(1, where.windowed) for x in (q, k, v))
+    new_k, new_v = k.to(dtype), v.to(dtype)
+    scores = (state.keys.to(dtype).relu().unsqueeze(2) * q.index_select(1, where.head)).sum(-1)
+    scores = (scores * where.cosine[:, None]).mT.unsqueeze(1)  # (B, 1, G, P)
+    row_of = where.head.expand(batch, 1, group, past)
+    matrix = scores.new_zeros(batch, n, group, past).scatter_(1, row_of, scores)
+    own = (q * new_k.relu().unsqueeze(2)).sum(-1, keepdim=True)  # (B, n, G, 1)
+    total = matrix.sum(-1, keepdim=True) + own
+    out = (matrix.view(batch, n * group, past) @ state.values.to(dtype)).view(batch, n, group, -1)
+    out = (out + own * new_v.unsqueeze(2)) / total.clamp_min(eps)
+    if not out.isfinite().all():
+        return None
+    assert into.keys is not None
+    assert into.values is not None
+    for old, moved, new in ((state.keys, into.keys, k), (state.values, into.values, v)):
+        later = old[:, 1:]
+        moved[:, :-1].copy_(later.clone() if moved is old else later)
+        moved.index_copy_(1, where.last, new.index_select(1, where.holding).to(moved.dtype))
+    if not mixed:
+        return out
+    assert state.horizon is not None
+    of_plain = [x.index_select(1, where.plain) for x in (all_q, all_k.to(dtype), all_v.to(dtype))]
+    phases = weights.phases(state.horizon, dtype)
+    sums = _sums(of_plain[0], of_plain[1], of_plain[2], state, into, slice(None), phases, eps)
+    whole = out.new_empty(batch, kv_heads, group, out.shape[-1])
+    return whole.index_copy_(1, where.windowed, out).index_copy_(1, where.plain, sums)
 
 
 def _with_past(new: Tensor, past: Tensor, into: Tensor) -> Tensor:
