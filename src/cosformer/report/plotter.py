@@ -3,6 +3,7 @@ or as PNG; and attention maps as pictures. matplotlib is imported when something
 
 import base64
 import io
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from cosformer.terminal import seconds, size
 
 WIDTH, HEIGHT = 480, 340
 POINTS_SHOWN = 24
+LEAST_RANGE = 4  # from the bottom to the top of a logarithmic axis
 """Lines of more points than that have no markers."""
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; on a dark page, lighter shades of it.
@@ -167,6 +169,12 @@ def _draw(axis: Any, plot: Plot, said: dict[str, str]) -> None:
             said[name] = f"{line.name}, {written(x, plot.x_unit)}: {written(y, plot.y_unit)}"
             axis.plot([x], [y], color=colour, marker="o", ms=7, mew=0, gid=name)
     axis.margins(x=0.03, y=0.06)
+    if plot.log_y:
+        values = [y for line in lines for _, y in line.points]
+        low, high = min(values), max(values)
+        if low > 0 and high < LEAST_RANGE * low:  # else what is constant would look as if it grew
+            middle = math.sqrt(low * high)
+            axis.set_ylim(middle / math.sqrt(LEAST_RANGE), middle * math.sqrt(LEAST_RANGE))
     _scale(axis.xaxis, axis.set_xscale, axis.get_xlim, plot.log_x, plot.x_unit, 7)
     _scale(axis.yaxis, axis.set_yscale, axis.get_ylim, plot.log_y, plot.y_unit, 6)
     axis.set_xlabel(plot.x_label, fontsize=13, color=INK, labelpad=6)
