@@ -159,12 +159,15 @@ class Document:
         return [block for block in self.blocks if isinstance(block, Plot)]
 
 
-# A mechanism keeps its colour from page to page; the palette has eight.
+COLOURS = 8  # of the palette
+# A mechanism keeps its colour from page to page.
 _OWN = {"cosformer": 0, "softmax": 1, "relu": 2, "linear": 3}
 
 
 def colour_of(mechanism: str, others: Sequence[str] = ()) -> int:
+    """Numbers from COLOURS on are the same colours again, for lines that are dashed or dotted."""
     if mechanism in _OWN:
         return _OWN[mechanism]
     rest = [name for name in others if name not in _OWN]
-    return len(_OWN) + (rest.index(mechanism) if mechanism in rest else 0) % (8 - len(_OWN))
+    lap, place = divmod(rest.index(mechanism) if mechanism in rest else 0, COLOURS - len(_OWN))
+    return COLOURS * lap + len(_OWN) + place

@@ -61,7 +61,7 @@ def plots(data: Record) -> list[Plot]:
     drawing = Plot(
         "text model", "A training step of the byte-level text model", "tokens of a text", "a step", lines,
         "Lower is better. Every step has the same number of tokens, so what is linear is flat.",
-        x_unit="count", y_unit="seconds", log_x=True, log_y=True,
+        x_unit="tokens", y_unit="seconds", log_x=True, log_y=True,
     )  # fmt: skip
     return [drawing]
 
