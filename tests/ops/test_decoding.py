@@ -82,6 +82,14 @@ def test_windows_together_and_apart(windows, group, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_another_default_device_is_of_no_account():
+    q, k, v = (torch.randn(1, 1, 2, 8) for _ in range(3))
+    state = CosformerState.zeros(1, 2, 8, horizon=None, windows=(11, 5))
+    with torch.device("meta"):
+        out, _ = decode_step(q, k, v, state)
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_head_and_window(spoilt):
     windows = (2, 9, 4)

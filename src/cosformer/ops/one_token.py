@@ -193,16 +193,17 @@ class Places(NamedTuple):
 
 @cache
 def places(windows: tuple[int | None, ...], dtype: torch.dtype) -> Places:
+    """On the CPU, whatever the default device is when they are first asked for."""
     sizes = [window for window in windows if window is not None]
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), torch.device("cpu"):
         past = torch.tensor([size - 1 for size in sizes], dtype=torch.long)
-        distances = [torch.arange(size - 1, 0, -1) for size in sizes]
-        cosine = torch.cat([angle(d, size).cos() for d, size in zip(distances, sizes, strict=True)])
+        cosines = [angle(torch.arange(size - 1, 0, -1), size).cos().to(dtype) for size in sizes]
         holding = past.nonzero().flatten()
+        heads = torch.tensor([window is not None for window in windows])
         return Places(
-            torch.arange(len(sizes)).repeat_interleave(past), cosine.to(dtype), (past.cumsum(0) - 1)[holding],
-            holding, *(torch.tensor([i for i, w in enumerate(windows) if (w is None) is without],
-                                    dtype=torch.long) for without in (False, True)),
+            torch.arange(len(sizes)).repeat_interleave(past), torch.cat(cosines),
+            (past.cumsum(0) - 1)[holding], holding, heads.nonzero().flatten(),
+            heads.logical_not().nonzero().flatten(),
         )  # fmt: skip
 
 
