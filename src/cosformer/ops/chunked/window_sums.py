@@ -84,8 +84,12 @@ def _laid_out(x: Tensor, before: int, n: int, length: int, more: int) -> Tensor:
     x = x[:, skip : skip + length - zeros]
     if n == 1 and zeros == 0 and x.shape[1] == length and x.is_contiguous():
         return x[0]
-    flat = x.new_zeros((n * length + more, x.shape[2]))
-    flat[: n * length].view(n, length, -1)[:, zeros : zeros + x.shape[1]] = x
+    flat, end = x.new_empty((n * length + more, x.shape[2])), zeros + x.shape[1]
+    rows = flat[: n * length].view(n, length, -1)
+    rows[:, zeros:end] = x
+    for margin in (rows[:, :zeros], rows[:, end:], flat[n * length :]):
+        if margin.numel():
+            margin.zero_()
     return flat
 
 

@@ -72,13 +72,12 @@ def backward(args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple) -> N
         return
     for group in _groups(args):
         x = Operands(args, group)
-        dk, dv = torch.zeros_like(x.k), x.k.new_zeros((*x.k.shape[:2], args.v.shape[3]))
+        dk = dv = x.k
         for g in range(args.group):
             row = (x.queries(y, g) for y in (args.q, grad, saved.out, saved.den.unsqueeze(-1)))
             dq, dk_g, dv_g = x.backward(*row)
             x.write(into[0], g, dq)
-            dk += dk_g
-            dv += dv_g
+            dk, dv = (dk_g, dv_g) if g == 0 else (dk.add_(dk_g), dv.add_(dv_g))
         x.write_keys(into[1], dk)
         x.write_keys(into[2], dv)
 
