@@ -15,8 +15,8 @@ from cosformer.terminal import seconds, size
 
 WIDTH, HEIGHT = 480, 340
 POINTS_SHOWN = 24
-LEAST_RANGE = 4  # from the bottom to the top of a logarithmic axis
 """Lines of more points than that have no markers."""
+LEAST_RANGE = 4  # from the bottom to the top of a logarithmic axis
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; on a dark page, lighter shades of it.
 LIGHT = ("#d55e00", "#0072b2", "#009e73", "#aa4499", "#b8860b", "#3b8fc4", "#555555", "#882255")

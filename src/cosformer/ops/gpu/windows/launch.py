@@ -19,7 +19,8 @@ from cosformer.ops.gpu.padding import with_aligned_rows
 from cosformer.ops.gpu.partition import sm_count
 from cosformer.ops.gpu.roles import ROLES
 from cosformer.ops.gpu.windows import configs
-from cosformer.ops.gpu.windows.band import band_keys, band_queries
+from cosformer.ops.gpu.windows.band_keys import band_keys
+from cosformer.ops.gpu.windows.band_queries import band_queries
 from cosformer.ops.gpu.windows.decode import window_step
 from cosformer.ops.gpu.windows.rows import document_bounds, weigh_heads
 from cosformer.ops.gpu.windows.wide import wide
