@@ -137,3 +137,13 @@ def test_citations():
         "valid": 2_562,
         "test": 5_038,
     }
+
+
+def test_what_the_bytes_of_wikitext_2_give_by_themselves():
+    """docs/results.md says what a masked language model has to be better than."""
+    train, valid = (
+        np.bincount(np.frombuffer(sources.opened(path).read(), np.uint8), minlength=256)
+        for path in present("wikitext-2/wiki.train.raw", "wikitext-2/wiki.valid.raw")
+    )
+    known = (train + 1) / (train + 1).sum()
+    assert np.exp(-(valid / valid.sum() * np.log(known)).sum()) == pytest.approx(23.9, abs=0.05)

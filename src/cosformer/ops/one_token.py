@@ -9,8 +9,8 @@ for heads without a window; for those with a window W, over the last W keys at d
 
     o = sum_j w_j v_j / max(sum_j w_j, eps),   w_j = (q' . k'_j) cos((pi/2) d_j/W)
 
-On a CPU the past keys of all heads with a window are computed together, for their number of operations takes
-longer than the operations.
+On a CPU the past keys of all heads with a window are computed together: each head by itself would be few
+numbers and many operations.
 
 Nothing is validated here: the caller has done so once for all layers of a model.
 """

@@ -40,12 +40,10 @@ def window_step(
     MASKED: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """KEYS [B, R, D] and VALUES [B, R, DV]; TABLE [n, 3]: key head, window, and first place of each of n =
-    `heads` heads, the longest windows first, so that the last programs to begin are short. GROUPS: the power
-    of two from GROUP on."""
+    `heads` heads. GROUPS: the power of two from GROUP on."""
     pid = tl.program_id(0).to(tl.int64)
-    batch = tl.num_programs(0) // heads
-    entry = pid // batch
-    row = pid % batch
+    entry = pid % heads
+    row = pid // heads
     head = tl.load(TABLE + 3 * entry).to(tl.int64)
     window = tl.load(TABLE + 3 * entry + 1)
     place = tl.load(TABLE + 3 * entry + 2).to(tl.int64)
