@@ -113,11 +113,14 @@ def main() -> None:
     path = args.out
     for name in args.recipes.split(","):
         for attention in args.attentions.split(","):
-            run = recipes.build(
-                name, scale=args.scale, attention=attention, steps=args.steps, warmup=0,
-                eval_every=args.steps, save_every=args.steps, compile=args.compile,
-                task_settings=_FEWER.get(name, {}),
-            )  # fmt: skip
+            try:
+                run = recipes.build(
+                    name, scale=args.scale, attention=attention, steps=args.steps, warmup=0,
+                    eval_every=args.steps, save_every=args.steps, compile=args.compile,
+                    task_settings=_FEWER.get(name, {}),
+                )  # fmt: skip
+            except ValueError as error:
+                parser.error(f"this run cannot be made: {error}")
             device = torch.device(device_of(run))
             data["hardware"] = machine.hardware(device)
             try:

@@ -1,6 +1,7 @@
 """The benchmarks of training: what they measure, and what they render."""
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -257,3 +258,12 @@ def test_a_mistake_is_found_before_anything_is_trained(option, said, tmp_path, m
         learning.main()
     assert left.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--recipes", "nothing"], ["--steps", "0"]], ids=" ".join)
+def test_a_mistake_is_a_sentence(wrong, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["training", *wrong])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        training.main()
+    said = capsys.readouterr().err
+    assert wrong[0].strip("-")[:5] in said
