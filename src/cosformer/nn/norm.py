@@ -8,9 +8,9 @@ from cosformer.ops.autograd import is_traced
 from cosformer.ops.backends import runs_triton
 
 KINDS = ("layer", "rms")
-# Whether heads on a GPU are normalised by a kernel of our own: to be switched on once a GPU has run it.
-OWN_KERNEL = False
-WIDEST_HEAD = 256
+# What a kernel of our own normalises on a GPU: heads of at most, and numbers of at least. Below that PyTorch
+# is done before the next operation can be asked for.
+WIDEST_HEAD, FEWEST_NUMBERS = 256, 2**22
 
 
 def build_norm(kind: str, size: int, eps: float) -> nn.LayerNorm | nn.RMSNorm:
@@ -25,7 +25,7 @@ class HeadRMSNorm(nn.RMSNorm):
     float32 weights would make the queries and keys float32, and not the values."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if OWN_KERNEL and x.is_cuda and self._fits(x):
+        if x.is_cuda and self._fits(x):
             from cosformer.ops.gpu.head_norm import HeadNorm
 
             assert self.eps is not None
@@ -37,7 +37,8 @@ class HeadRMSNorm(nn.RMSNorm):
     def _fits(self, x: Tensor) -> bool:
         """Whether the kernel of our own can serve the call. What is compiled is fused by the compiler."""
         return (
-            x.is_contiguous()
+            x.numel() >= FEWEST_NUMBERS
+            and x.is_contiguous()
             and x.shape[-1] <= WIDEST_HEAD
             and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
             and self.weight is not None

@@ -64,7 +64,18 @@ def test_the_gradient_has_a_gradient():
 
 
 def test_a_module_keeps_to_pytorch_where_the_kernel_cannot_serve(monkeypatch):
-    monkeypatch.setattr(norm, "OWN_KERNEL", True)
+    monkeypatch.setattr(norm, "FEWEST_NUMBERS", 0)
     made = norm.HeadRMSNorm(16, eps=1e-5)
     for x in (torch.randn(2, 3, 16), torch.randn(2, 3, 16, dtype=torch.float64)):
         assert torch.equal(made(x), F.rms_norm(x, (16,), made.weight.to(x.dtype), 1e-5))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_module_takes_the_kernel_where_there_is_much_to_do(monkeypatch):
+    made = norm.HeadRMSNorm(64, eps=1e-5).cuda()
+    x = torch.randn(2, 2048, 16, 64, device="cuda", dtype=torch.bfloat16)
+    ours = made(x)
+    assert torch.equal(ours, HeadNorm.apply(x, made.weight, 1e-5))
+    assert not made(x[:, :8]).isnan().any()
+    monkeypatch.setattr(norm, "FEWEST_NUMBERS", 2**60)
+    torch.testing.assert_close(ours, made(x), rtol=2**-6, atol=2**-6)

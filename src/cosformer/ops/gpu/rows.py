@@ -170,7 +170,18 @@ def to_dot_dtype(x, DOT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def plus(product, x, PRECISION: tl.constexpr):
+    """product + x, for a product that `tl.dot` has made. Triton takes x for the number that the sum over the
+    terms of the product begins with; in float32 the rounding of every term is then that of x, which may be
+    much larger. A difference it leaves alone."""
+    return product - (-x) if PRECISION == "ieee" else product + x
+
+
+@triton.jit
 def dot_add(x, y, total, PRECISION: tl.constexpr):
+    """total + x y; in float32 the product is summed by itself (`plus`)."""
+    if PRECISION == "ieee":
+        return plus(tl.dot(x, y, input_precision=PRECISION), total, PRECISION)
     return tl.dot(x, y, total, input_precision=PRECISION)
 
 
@@ -182,7 +193,7 @@ def dot_over_features(x, y, PRECISION: tl.constexpr):
         HALF: tl.constexpr = x.shape[1] // 2
         x0, x1 = tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, HALF)), (0, 2, 1)))
         y0, y1 = tl.split(tl.permute(tl.reshape(y, (2, HALF, y.shape[1])), (1, 2, 0)))
-        return dot_over_features(x0, y0, PRECISION) + dot_over_features(x1, y1, PRECISION)
+        return plus(dot_over_features(x0, y0, PRECISION), dot_over_features(x1, y1, PRECISION), PRECISION)
     return tl.dot(x, y, input_precision=PRECISION)
 
 
@@ -190,7 +201,7 @@ def dot_over_features(x, y, PRECISION: tl.constexpr):
 def dot_over_features_add(x, y, total, PRECISION: tl.constexpr):
     """total + x y, summed as in `dot_over_features`."""
     if PRECISION == "ieee":
-        return total + dot_over_features(x, y, PRECISION)
+        return plus(dot_over_features(x, y, PRECISION), total, PRECISION)
     return tl.dot(x, y, total, input_precision=PRECISION)
 
 

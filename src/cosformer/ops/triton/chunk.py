@@ -34,6 +34,7 @@ from cosformer.ops.gpu.rows import (
     locate_split,
     partial_sums,
     phases,
+    plus,
     relu_phase,
     row_pointer,
     store_rows,
@@ -231,9 +232,9 @@ def chunk_attention(
                 b = to_dot_dtype(b, DOT, PRECISION)
                 p = dot_over_features(a, tl.trans(b), PRECISION)
                 if OUTPUT == "dq":
-                    p += delta[:, None]
+                    p = plus(p, delta[:, None], PRECISION)
                 else:
-                    p += delta[None, :]
+                    p = plus(p, delta[None, :], PRECISION)
                     y = tl.where((inv_den != 0.0)[:, None], y, 0.0)
                 scores = to_dot_dtype(causal_mask(p, rows, QUERY_SIDE), DOT, PRECISION)
                 if ONE_HEAD:

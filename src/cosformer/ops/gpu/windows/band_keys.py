@@ -8,6 +8,7 @@ from cosformer.ops.gpu.rows import (
     dot_over_features,
     load_key_mask,
     load_rows,
+    plus,
     store_rows,
     to_dot_dtype,
 )
@@ -89,7 +90,7 @@ def meet_queries(
             else:
                 p = tl.where(weight != 0.0, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
             dv = dot_add(rounded(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
-            p = dot_over_features(v, tl.trans(g), PRECISION) + delta[None, :]
+            p = plus(dot_over_features(v, tl.trans(g), PRECISION), delta[None, :], PRECISION)
             if LEAN_TILES:
                 p *= weight
                 if masked:

@@ -8,6 +8,7 @@ from cosformer.ops.gpu.rows import (
     dot_over_features,
     inv_den_and_delta,
     load_rows,
+    plus,
     store_rows,
     to_dot_dtype,
 )
@@ -76,7 +77,7 @@ def meet(
             b = rectified(b, DOT, PRECISION) if OUTPUT == "o" else to_dot_dtype(b, DOT, PRECISION)
             p = dot_over_features(a, tl.trans(b), PRECISION)
             if OUTPUT == "dq":
-                p += delta[:, None]
+                p = plus(p, delta[:, None], PRECISION)
             if MODE == "correct" or MODE == "correct and clear":
                 p += change[:, None]  # after the sum above has cancelled: delta has no digits for it
             if LEAN_TILES:

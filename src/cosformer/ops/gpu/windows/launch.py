@@ -29,7 +29,10 @@ WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through s
 WIDE_STEP = 64
 BISECTED = 256  # tokens a program of document_bounds takes
 MENDED = 128  # tiles of a band that a program looks after
-STEP_NUMBERS, STEP_WARPS = 2**12, 4  # of keys, and of values, that a step reads at a time; warps
+# Of a step: programs from which on, numbers of keys, and of values, that one reads at a time, and its warps.
+# Few programs hide waiting by large tiles, many by each other.
+STEP_TILES = ((4096, 2**11, 2), (512, 2**12, 4), (0, 2**13, 4))
+STEP_SMALL = 16  # places that a window of up to as many is read in
 WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 
 
@@ -130,14 +133,16 @@ def _decode(
     q, k, v = with_aligned_rows(q), with_aligned_rows(k), with_aligned_rows(v)
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     wide_d, wide_v = power_of_two(d), power_of_two(dv)
-    rows = max(16, STEP_NUMBERS // max(wide_d, wide_v))
+    programs = batch * every.shape[0]
+    numbers, warps = next(tile for least, *tile in STEP_TILES if programs >= least)
     plan.launch(
-        window_step, batch * every.shape[0],
+        window_step, programs,
         q, k, v, out, keys, values, mask, every, every.shape[0], eps, q.stride(0), q.stride(2), k.stride(0),
         k.stride(2), v.stride(0), v.stride(2), out.stride(0), out.stride(2), keys.stride(0), values.stride(0),
         0 if mask is None else mask.stride(0),
-        GROUP=group, GROUPS=1 << (group - 1).bit_length(), D=d, DV=dv, MASKED=mask is not None, BR=rows,
-        BD=wide_d, BV=wide_v, num_warps=STEP_WARPS,
+        GROUP=group, GROUPS=1 << (group - 1).bit_length(), D=d, DV=dv, MASKED=mask is not None,
+        BR=max(STEP_SMALL, numbers // max(wide_d, wide_v)), SMALL=STEP_SMALL, BD=wide_d, BV=wide_v,
+        num_warps=warps,
     )  # fmt: skip
     return ()
 

@@ -37,6 +37,7 @@ from cosformer.ops.gpu.rows import (
     dot_over_features_add,
     load_rows,
     partial_sums,
+    plus,
     store_rows,
     to_dot_dtype,
 )
@@ -104,9 +105,9 @@ def square(
         x = rectified(x, DOT, PRECISION)
     p = dot_over_features(a, tl.trans(b), PRECISION)
     if OUTPUT == "dq":
-        p += delta[:, None]
+        p = plus(p, delta[:, None], PRECISION)
     if OUTPUT == "dk":
-        p += delta[None, :]
+        p = plus(p, delta[None, :], PRECISION)
     if OUTPUT == "dk" or OUTPUT == "dv":
         cj, sj = cj * inv_den, sj * inv_den
     p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
