@@ -10,12 +10,10 @@ read of a row comes from memory, the others from the cache.
     keys:  P = c inv_den (k' q'^T)          dv = P g             summed over the heads of a group
            P = c inv_den (v g^T + delta)    dk = P q' where k > 0
 
-Weights c are made of the phases of both rows relative to the tile of others, two multiply-adds an element; it
-is the own rows, of which a thread has few, that are turned from tile to tile. Pairs that are not seen have
-P = 0 by choice, whatever their scores are; a tile of which all are seen goes without. The rows that P is
-multiplied with may still hold NaN where no row of the tile, or not every one, sees them: a result that is not
-finite is computed once more, with zeros in the place of numbers that are not finite, and what saw one of
-these is NaN.
+Weights c are made of the phases of both rows relative to the tile: two multiply-adds an element. Pairs that
+are not seen have P = 0 by choice, whatever their scores are. The rows that P is multiplied with may still
+hold NaN where no row of the tile, or not every one, sees them: a result that is not finite is computed once
+more, with zeros in the place of numbers that are not finite, and what saw one of these is NaN.
 
 The first two are band_queries.py, the last band_keys.py; here is what they share.
 """
@@ -24,6 +22,11 @@ import triton
 import triton.language as tl
 
 from cosformer.ops.gpu.windows.rows import finite
+
+# Whether a tile of which every pair is seen goes without a mask, and the phases of the own rows are turned
+# from tile to tile, not those of the others, of which a thread has eight times as many: to be switched on
+# once a GPU has run it.
+LEAN_TILES = tl.constexpr(False)
 
 
 @triton.jit
@@ -57,6 +60,8 @@ def is_marked(SPOILT, tile, tiles):
 def aligned(begin, end, first, BS: tl.constexpr):
     """`begin`, or up to BS - 1 rows before it, where a tile then begins at the own one's first row, if no
     tile more is met for it: a window that is a multiple of BS has as few tiles with a mask as can be."""
-    before = (begin - first) & (BS - 1)
-    spare = (begin - end) & (BS - 1)
-    return tl.where((before <= spare) & (before <= begin), begin - before, begin)
+    if LEAN_TILES:
+        before = (begin - first) & (BS - 1)
+        spare = (begin - end) & (BS - 1)
+        begin = tl.where((before <= spare) & (before <= begin), begin - before, begin)
+    return begin

@@ -13,6 +13,7 @@ from cosformer.ops.gpu.rows import (
     to_dot_dtype,
 )
 from cosformer.ops.gpu.windows.band import (
+    LEAN_TILES,
     aligned,
     cleared,
     is_marked,
@@ -35,7 +36,7 @@ from cosformer.ops.gpu.windows.rows import (
 
 @triton.jit
 def meet_queries(
-    dk, dv, k, v, Q, G, INV_DEN, DELTA, low, high, begin, end, origin, window, q_h, g_h, row_h,
+    dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, origin, window, q_h, g_h, row_h,
     q_t: tl.constexpr, g_t: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MODE: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr,
@@ -47,7 +48,8 @@ def meet_queries(
     of_v = tl.arange(0, BV)
     tiles = tl.cdiv(tl.maximum(end - begin, 0), BS)
     rows = tl.arange(0, BT)
-    ci, si = turn(others, window, DOT)
+    if LEAN_TILES:
+        ci, si = turn(others, window, DOT)
     all_low = tl.max(low, 0)
     all_high = tl.min(high, 0)
     for n in range(tiles * GROUP):
@@ -61,28 +63,40 @@ def meet_queries(
         inv_den = tl.load(INV_DEN + group * row_h + i, mask=here, other=0.0)
         q = rectified(q, DOT, PRECISION)
         g = to_dot_dtype(g, DOT, PRECISION)
+        if (not LEAN_TILES) or MODE == "spoil":
+            i = tl.where(inv_den != 0.0, i, -1)  # which no key sees
+            seen = within(i, low, high)
         if MODE == "spoil":
-            seen = within(tl.where(inv_den != 0.0, i, -1), low, high)  # -1: which no key sees
             dk = spoil(q, seen, dk, DOT, PRECISION)
             dv = spoil(g, seen, dv, DOT, PRECISION)
         else:
             delta = tl.load(DELTA + group * row_h + i, mask=here, other=0.0)
             # No weight that is seen is zero: the choices behind the products need no other mask.
-            c, s = turn(rows + (origin - first), window, DOT)
-            weight = weights(c, s, ci * inv_den, si * inv_den)
-            # A query that takes no part has the weight zero. If it holds NaN, the tile is computed again.
-            masked = MODE != "sum" or (first < all_low) | (first + BS > all_high)
-            if masked:
-                taken = tl.where(inv_den != 0.0, i, -1)
-                weight = tl.where(within(taken, low, high), weight, 0.0)
-            p = dot_over_features(k, tl.trans(q), PRECISION) * weight
-            if masked:
-                p = tl.where(weight != 0.0, p, 0.0)
+            if LEAN_TILES:
+                c, s = turn(rows + (origin - first), window, DOT)
+                weight = weights(c, s, ci * inv_den, si * inv_den)
+                # A query that takes no part has the weight zero. If it holds NaN, the tile is computed again.
+                masked = MODE != "sum" or (first < all_low) | (first + BS > all_high)
+                if masked:
+                    taken = tl.where(inv_den != 0.0, i, -1)
+                    weight = tl.where(within(taken, low, high), weight, 0.0)
+            else:
+                ci, si = turn(first - origin + others, window, DOT)
+                weight = tl.where(seen, weights(c, s, ci * inv_den, si * inv_den), 0.0)
+            if LEAN_TILES:
+                p = dot_over_features(k, tl.trans(q), PRECISION) * weight
+                if masked:
+                    p = tl.where(weight != 0.0, p, 0.0)
+            else:
+                p = tl.where(weight != 0.0, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
             dv = dot_add(rounded(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
             p = plus(dot_over_features(v, tl.trans(g), PRECISION), delta[None, :], PRECISION)
-            p *= weight
-            if masked:
-                p = tl.where(weight != 0.0, p, 0.0)
+            if LEAN_TILES:
+                p *= weight
+                if masked:
+                    p = tl.where(weight != 0.0, p, 0.0)
+            else:
+                p = tl.where(weight != 0.0, p * weight, 0.0)
             dk = dot_add(rounded(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
     if MODE == "clear":
         dk = tl.where(finite(dk), dk, float("nan"))
@@ -126,6 +140,7 @@ def tile_of_keys(
     k = rectified(gate, DOT, PRECISION)
     v = load_rows(V + batch * v_b + head * v_h + first64 * v_t, v_t, rows, here, of_v, DV, DV != BV)
     v = to_dot_dtype(v, DOT, PRECISION)
+    c, s = turn(rows, window, DOT)
     Q += batch * q_b + head * GROUP * q_h
     G += batch * g_b + head * GROUP * g_h
     INV_DEN += batch * row_b + head * GROUP * row_h
@@ -134,16 +149,16 @@ def tile_of_keys(
     dv = tl.zeros((BT, BV), tl.float32)
     if MEND:
         dk, dv = meet_queries(
-            dk, dv, k, v, Q, G, INV_DEN, DELTA, low, high, begin, end, first + shift, window, q_h, g_h,
+            dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
             row_h, q_t, g_t, GROUP, D, DV, "spoil", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
         dk, dv = meet_queries(
-            dk, dv, k, v, Q, G, INV_DEN, DELTA, low, high, begin, end, first + shift, window, q_h, g_h,
+            dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
             row_h, q_t, g_t, GROUP, D, DV, "clear", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
     else:
         dk, dv = meet_queries(
-            dk, dv, k, v, Q, G, INV_DEN, DELTA, low, high, begin, end, first + shift, window, q_h, g_h,
+            dk, dv, k, v, Q, G, INV_DEN, DELTA, c, s, low, high, begin, end, first + shift, window, q_h, g_h,
             row_h, q_t, g_t, GROUP, D, DV, "sum", BT, BS, BD, BV, DOT, PRECISION,
         )  # fmt: skip
     bad = spoilt(dk) | spoilt(dv)

@@ -13,6 +13,7 @@ from cosformer.ops.gpu.rows import (
     to_dot_dtype,
 )
 from cosformer.ops.gpu.windows.band import (
+    LEAN_TILES,
     aligned,
     cleared,
     is_marked,
@@ -41,7 +42,7 @@ def sees(j, low, high, here, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def meet(
-    acc, a, B, X, MASK, delta, change, low, high, begin, end, origin, window, b_t: tl.constexpr,
+    acc, a, B, X, MASK, delta, change, c, s, low, high, begin, end, origin, window, b_t: tl.constexpr,
     x_t: tl.constexpr,
     F: tl.constexpr, N: tl.constexpr, OUTPUT: tl.constexpr, HAS_MASK: tl.constexpr, MODE: tl.constexpr,
     BT: tl.constexpr, BS: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr, DOT: tl.constexpr,
@@ -54,7 +55,8 @@ def meet(
     columns = tl.arange(0, BN)
     total = tl.zeros((BT,), tl.float32)
     rows = tl.arange(0, BT)
-    cj, sj = turn(others, window, DOT)
+    if LEAN_TILES:
+        cj, sj = turn(others, window, DOT)
     all_low = tl.max(low, 0)
     all_high = tl.min(high, 0)
     for n in range(tl.cdiv(tl.maximum(end - begin, 0), BS)):
@@ -66,8 +68,10 @@ def meet(
         first64 = first.to(tl.int64)
         x = load_rows(X + first64 * x_t, x_t, others, here, columns, N, N != BN)
         x = to_dot_dtype(x, DOT, PRECISION) if OUTPUT == "o" else rectified(x, DOT, PRECISION)
+        if (not LEAN_TILES) or MODE == "spoil":
+            seen = sees(j, low, high, here, HAS_MASK)
         if MODE == "spoil":
-            acc = spoil(x, sees(j, low, high, here, HAS_MASK), acc, DOT, PRECISION)
+            acc = spoil(x, seen, acc, DOT, PRECISION)
         else:
             b = load_rows(B + first64 * b_t, b_t, others, here, features, F, F != BF)
             b = rectified(b, DOT, PRECISION) if OUTPUT == "o" else to_dot_dtype(b, DOT, PRECISION)
@@ -76,10 +80,14 @@ def meet(
                 p = plus(p, delta[:, None], PRECISION)
             if MODE == "correct" or MODE == "correct and clear":
                 p += change[:, None]  # after the sum above has cancelled: delta has no digits for it
-            c, s = turn(rows + (origin - first), window, DOT)
-            p *= weights(c, s, cj, sj)
-            if HAS_MASK or MODE == "clear" or (first < all_low) | (first + BS > all_high):
-                p = tl.where(sees(j, low, high, here, HAS_MASK), p, 0.0)
+            if LEAN_TILES:
+                c, s = turn(rows + (origin - first), window, DOT)
+                p *= weights(c, s, cj, sj)
+                if HAS_MASK or MODE == "clear" or (first < all_low) | (first + BS > all_high):
+                    p = tl.where(sees(j, low, high, here, HAS_MASK), p, 0.0)
+            else:
+                cj, sj = turn(j - origin, window, DOT)
+                p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
             if OUTPUT == "o":
                 total += tl.sum(p, 1)
             if MODE == "clear" or MODE == "correct and clear":
@@ -155,6 +163,7 @@ def tile_of_queries(
         if not CORRECTS:
             tl.store(DELTA + vector, delta, mask=inside)
         a = to_dot_dtype(a, DOT, PRECISION)
+    c, s = turn(rows, window, DOT)
     B += batch * b_b + key_head * b_h
     X += batch * x_b + key_head * x_h
     if HAS_MASK:
@@ -162,16 +171,16 @@ def tile_of_queries(
     acc = tl.zeros((BT, BN), tl.float32)
     if MEND:
         acc, _ = meet(
-            acc, a, B, X, MASK, delta, delta, low, high, begin, end, first + shift, window, b_t, x_t, F,
+            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
             N, OUTPUT, HAS_MASK, "spoil", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
         acc, total = meet(
-            acc, a, B, X, MASK, delta, delta, low, high, begin, end, first + shift, window, b_t, x_t, F,
+            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
             N, OUTPUT, HAS_MASK, "clear", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     else:
         acc, total = meet(
-            acc, a, B, X, MASK, delta, delta, low, high, begin, end, first + shift, window, b_t, x_t, F,
+            acc, a, B, X, MASK, delta, delta, c, s, low, high, begin, end, first + shift, window, b_t, x_t, F,
             N, OUTPUT, HAS_MASK, "sum", BT, BS, BF, BN, DOT, PRECISION,
         )  # fmt: skip
     bad = spoilt(acc)
@@ -187,7 +196,7 @@ def tile_of_queries(
             change = lacking(gate, acc, inv_den, tl.load(DEN + vector, mask=inside, other=1.0), eps)
             if tl.max(tl.abs(change), 0) > 0.0:
                 corrected, _ = meet(
-                    tl.zeros((BT, BN), tl.float32), a, B, X, MASK, delta, change, low, high, begin, end,
+                    tl.zeros((BT, BN), tl.float32), a, B, X, MASK, delta, change, c, s, low, high, begin, end,
                     first + shift, window, b_t, x_t, F, N, OUTPUT, HAS_MASK,
                     "correct and clear" if MEND else "correct", BT, BS, BF, BN, DOT, PRECISION,
                 )  # fmt: skip
