@@ -23,11 +23,6 @@ import triton.language as tl
 
 from cosformer.ops.gpu.windows.rows import finite
 
-# Whether a tile of which every pair is seen goes without a mask, and the phases of the own rows are turned
-# from tile to tile, not those of the others, of which a thread has eight times as many: to be switched on
-# once a GPU has run it.
-LEAN_TILES = tl.constexpr(False)
-
 
 @triton.jit
 def cleared(x):
@@ -54,14 +49,3 @@ def marked(SPOILT, pid, tiles, COUNT: tl.constexpr):
 @triton.jit
 def is_marked(SPOILT, tile, tiles):
     return tl.load(SPOILT + tile, mask=tile < tiles, other=0) != 0
-
-
-@triton.jit
-def aligned(begin, end, first, BS: tl.constexpr):
-    """`begin`, or up to BS - 1 rows before it, where a tile then begins at the own one's first row, if no
-    tile more is met for it: a window that is a multiple of BS has as few tiles with a mask as can be."""
-    if LEAN_TILES:
-        before = (begin - first) & (BS - 1)
-        spare = (begin - end) & (BS - 1)
-        begin = tl.where((before <= spare) & (before <= begin), begin - before, begin)
-    return begin

@@ -13,8 +13,6 @@ from cosformer.ops.gpu.rows import (
     to_dot_dtype,
 )
 from cosformer.ops.gpu.windows.band import (
-    LEAN_TILES,
-    aligned,
     cleared,
     is_marked,
     marked,
@@ -47,11 +45,6 @@ def meet_queries(
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
     tiles = tl.cdiv(tl.maximum(end - begin, 0), BS)
-    rows = tl.arange(0, BT)
-    if LEAN_TILES:
-        ci, si = turn(others, window, DOT)
-    all_low = tl.max(low, 0)
-    all_high = tl.min(high, 0)
     for n in range(tiles * GROUP):
         group = (n // tiles if GROUP > 1 else tiles * 0).to(tl.int64)
         first = begin + (n % tiles if GROUP > 1 else n) * BS
@@ -63,40 +56,19 @@ def meet_queries(
         inv_den = tl.load(INV_DEN + group * row_h + i, mask=here, other=0.0)
         q = rectified(q, DOT, PRECISION)
         g = to_dot_dtype(g, DOT, PRECISION)
-        if (not LEAN_TILES) or MODE == "spoil":
-            i = tl.where(inv_den != 0.0, i, -1)  # which no key sees
-            seen = within(i, low, high)
+        seen = within(tl.where(inv_den != 0.0, i, -1), low, high)  # no key sees -1
         if MODE == "spoil":
             dk = spoil(q, seen, dk, DOT, PRECISION)
             dv = spoil(g, seen, dv, DOT, PRECISION)
         else:
             delta = tl.load(DELTA + group * row_h + i, mask=here, other=0.0)
             # No weight that is seen is zero: the choices behind the products need no other mask.
-            if LEAN_TILES:
-                c, s = turn(rows + (origin - first), window, DOT)
-                weight = weights(c, s, ci * inv_den, si * inv_den)
-                # A query that takes no part has the weight zero. If it holds NaN, the tile is computed again.
-                masked = MODE != "sum" or (first < all_low) | (first + BS > all_high)
-                if masked:
-                    taken = tl.where(inv_den != 0.0, i, -1)
-                    weight = tl.where(within(taken, low, high), weight, 0.0)
-            else:
-                ci, si = turn(first - origin + others, window, DOT)
-                weight = tl.where(seen, weights(c, s, ci * inv_den, si * inv_den), 0.0)
-            if LEAN_TILES:
-                p = dot_over_features(k, tl.trans(q), PRECISION) * weight
-                if masked:
-                    p = tl.where(weight != 0.0, p, 0.0)
-            else:
-                p = tl.where(weight != 0.0, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
+            ci, si = turn(first - origin + others, window, DOT)
+            weight = tl.where(seen, weights(c, s, ci * inv_den, si * inv_den), 0.0)
+            p = tl.where(weight != 0.0, dot_over_features(k, tl.trans(q), PRECISION) * weight, 0.0)
             dv = dot_add(rounded(p, DOT, PRECISION), cleared(g) if MODE == "clear" else g, dv, PRECISION)
             p = plus(dot_over_features(v, tl.trans(g), PRECISION), delta[None, :], PRECISION)
-            if LEAN_TILES:
-                p *= weight
-                if masked:
-                    p = tl.where(weight != 0.0, p, 0.0)
-            else:
-                p = tl.where(weight != 0.0, p * weight, 0.0)
+            p = tl.where(weight != 0.0, p * weight, 0.0)
             dk = dot_add(rounded(p, DOT, PRECISION), cleared(q) if MODE == "clear" else q, dk, PRECISION)
     if MODE == "clear":
         dk = tl.where(finite(dk), dk, float("nan"))
@@ -132,7 +104,6 @@ def tile_of_keys(
     else:
         begin = tl.maximum(first + shift - (0 if CAUSAL else window - 1), 0)
         end = tl.minimum(first + shift + BT - 1 + window, others)
-        begin = aligned(begin, end, first + shift, BS)
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
     first64 = first.to(tl.int64)

@@ -13,8 +13,6 @@ from cosformer.ops.gpu.rows import (
     to_dot_dtype,
 )
 from cosformer.ops.gpu.windows.band import (
-    LEAN_TILES,
-    aligned,
     cleared,
     is_marked,
     marked,
@@ -54,11 +52,6 @@ def meet(
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)
     total = tl.zeros((BT,), tl.float32)
-    rows = tl.arange(0, BT)
-    if LEAN_TILES:
-        cj, sj = turn(others, window, DOT)
-    all_low = tl.max(low, 0)
-    all_high = tl.min(high, 0)
     for n in range(tl.cdiv(tl.maximum(end - begin, 0), BS)):
         first = begin + n * BS
         j = first + others
@@ -68,8 +61,7 @@ def meet(
         first64 = first.to(tl.int64)
         x = load_rows(X + first64 * x_t, x_t, others, here, columns, N, N != BN)
         x = to_dot_dtype(x, DOT, PRECISION) if OUTPUT == "o" else rectified(x, DOT, PRECISION)
-        if (not LEAN_TILES) or MODE == "spoil":
-            seen = sees(j, low, high, here, HAS_MASK)
+        seen = sees(j, low, high, here, HAS_MASK)
         if MODE == "spoil":
             acc = spoil(x, seen, acc, DOT, PRECISION)
         else:
@@ -80,14 +72,8 @@ def meet(
                 p = plus(p, delta[:, None], PRECISION)
             if MODE == "correct" or MODE == "correct and clear":
                 p += change[:, None]  # after the sum above has cancelled: delta has no digits for it
-            if LEAN_TILES:
-                c, s = turn(rows + (origin - first), window, DOT)
-                p *= weights(c, s, cj, sj)
-                if HAS_MASK or MODE == "clear" or (first < all_low) | (first + BS > all_high):
-                    p = tl.where(sees(j, low, high, here, HAS_MASK), p, 0.0)
-            else:
-                cj, sj = turn(j - origin, window, DOT)
-                p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
+            cj, sj = turn(j - origin, window, DOT)
+            p = tl.where(seen, p * weights(c, s, cj, sj), 0.0)
             if OUTPUT == "o":
                 total += tl.sum(p, 1)
             if MODE == "clear" or MODE == "correct and clear":
@@ -146,7 +132,6 @@ def tile_of_queries(
     else:
         begin = tl.maximum(first + shift - window + 1, 0)
         end = tl.minimum(first + shift + BT + (0 if CAUSAL else window), others)
-        begin = aligned(begin, end, first + shift, BS)
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)
     first64 = first.to(tl.int64)
