@@ -25,8 +25,8 @@ from torch import Tensor
 from benchmarks.attention_operator import device_for
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work
 from benchmarks.record import check_out, header
-from benchmarks.terminal import Parser
-from cosformer import CosformerState, cosformer_attention
+from benchmarks.terminal import Parser, Progress
+from cosformer import CosformerState, atomic, cosformer_attention
 from cosformer.cli.parser import positive_int
 from cosformer.ops import backends, decode_step
 
@@ -153,7 +153,10 @@ def _cpu_clock(work: Callable[[], object], seconds: float) -> float:
     return median(samples)
 
 
-def measure(device: str, dims: tuple[int, ...], seconds: float) -> Record:
+def measure(
+    device: str, dims: tuple[int, ...], seconds: float, save: Callable[[Record], None], progress: Progress
+) -> Record:
+    """`save` gets all that has been measured after each contender; ours come first."""
     where = torch.device(device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     heads = len(MIXED[device])
@@ -166,31 +169,30 @@ def measure(device: str, dims: tuple[int, ...], seconds: float) -> Record:
         clock = Clock(where)
         data["bytes_per_second"] = bandwidth(clock, where)
         prepare = lambda work: graphed(work)[0]  # noqa: E731
-    for dim in dims:
-        shape = Shape(1, 1000, heads, dim, dtype, where)
+    shapes = {dim: Shape(1, 1000, heads, dim, dtype, where) for dim in dims}
+    for shape in shapes.values():
         data["gate"] += gate(shape, device)
-        for length in LENGTHS[device]:
-            at = replace(shape, batch=max(1, TOKENS // length) if device == "cuda" else 1, length=length)
-            for c in contenders(device):
-                if c.longest is not None and length > c.longest:
-                    continue
-                for mode in MODES:
-                    for phase in PHASES:
-                        case = {
-                            "contender": c.name,
-                            "mode": mode,
-                            "phase": phase,
-                            "dim": dim,
-                            "length": length,
-                        }
-                        try:
-                            took = clock(prepare(Work(c, at.inputs(), mode, phase)), seconds)
-                            data["timings"].append({**case, "batch": at.batch, "median_s": took})
-                        except (RuntimeError, torch.OutOfMemoryError) as error:
-                            data["timings"].append({**case, "skipped": str(error).splitlines()[0][:200]})
     data["decoding"] = decoding(where, dtype, clock, device, data.get("bytes_per_second"))
     if device == "cuda":
         data["host"] = host(Shape(1, 2048, heads, 64, dtype, where))
+    found = contenders(device)
+    cases = list(product(dims, LENGTHS[device], MODES, PHASES))
+    progress.start(len(found) * len(cases))
+    for c in found:
+        for dim, length, mode, phase in cases:
+            progress.step(f"{c.name}, D = {dim}, T = {length:,}, {mode}, {phase}")
+            if c.longest is not None and length > c.longest:
+                continue
+            case = {"contender": c.name, "mode": mode, "phase": phase, "dim": dim, "length": length}
+            batch = max(1, TOKENS // length) if device == "cuda" else 1
+            inputs = replace(shapes[dim], batch=batch, length=length).inputs()
+            try:
+                took = clock(prepare(Work(c, inputs, mode, phase)), seconds)
+                data["timings"].append({**case, "batch": batch, "median_s": took})
+            except (RuntimeError, torch.OutOfMemoryError) as error:
+                data["timings"].append({**case, "skipped": str(error).splitlines()[0][:200]})
+        save(data)
+    progress.end()
     return data
 
 
@@ -271,10 +273,12 @@ def main(words: list[str] | None = None) -> None:
     where = device_for(p, args.device)
     check_out(p, args.out)
     data = header(FORMAT, where) | {"windows": MIXED[where.type]}
-    data |= measure(where.type, tuple(args.dims), args.seconds)
-    if args.out is not None:
-        args.out.write_text(json.dumps(data, indent=1) + "\n")
-    print(table(data))
+
+    def save(found: Record) -> None:
+        if args.out is not None:
+            atomic.replace(args.out, json.dumps(data | found, indent=1) + "\n")
+
+    print(table(data | measure(where.type, tuple(args.dims), args.seconds, save, Progress())))
 
 
 if __name__ == "__main__":

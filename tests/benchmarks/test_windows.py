@@ -33,6 +33,19 @@ def test_a_small_run(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("small")
+def test_what_was_measured_is_kept(tmp_path, monkeypatch):
+    def broken(q, k, v, causal):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(windows, "_softmax", broken)
+    with pytest.raises(KeyboardInterrupt):
+        windows.main(["--device", "cpu", "--seconds", "0.001", "--out", str(tmp_path / "x.json")])
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert {t["contender"] for t in record["timings"]} == {"windows", "window 320", "plain"}
+    assert record["decoding"]
+
+
+@pytest.mark.usefixtures("small")
 def test_nothing_wrong_is_timed(monkeypatch):
     """Ten rows of a thousand are enough."""
 
