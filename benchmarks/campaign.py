@@ -28,10 +28,9 @@ import torch
 from benchmarks import drawn_calls, hostile_files, hostile_lines, sandbox, training_faults
 from benchmarks.record import check_out
 from benchmarks.terminal import Parser, Progress
-from cosformer import atomic
+from cosformer import atomic, reading
 from cosformer import machine as hardware
 from cosformer.cli.parser import positive_int, seed
-from cosformer.training import files
 
 EXAMPLES = """examples:
   python -m benchmarks.campaign                                all of it: an hour on one core
@@ -105,7 +104,7 @@ def one(part: str, number: int, seed: int, base: Path, seconds: float) -> dict[s
 def attack(wanted: dict[str, int], seed: int, kept: Path, seconds: float = SECONDS) -> list[dict[str, Any]]:
     """All cases that are asked for; those that `kept` has are not run again."""
     torch.set_num_threads(1)  # or a fork would wait for threads that it does not have
-    done = {(r["part"], r["number"]): r for r in files.lines(kept) if r["seed"] == seed}
+    done = {(r["part"], r["number"]): r for r in reading.json_lines(kept) if r["seed"] == seed}
     todo = [(p, n) for p, count in wanted.items() for n in range(count) if (p, n) not in done]
     progress = Progress()
     progress.start(len(todo))
@@ -181,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     found = attack(wanted, args.seed, kept)
     new = {name: report(name, [r for r in found if r["part"] == name], args.seed, commit) for name in wanted}
     code = _write(args.out, _known(args.out) | new)
-    others = [line for line in files.lines(kept) if line["part"] not in wanted]
+    others = [line for line in reading.json_lines(kept) if line["part"] not in wanted]
     atomic.replace(kept, "".join(json.dumps(line) + "\n" for line in others))
     if not others:
         kept.unlink()
@@ -219,7 +218,7 @@ def _write(out: Path, parts: dict[str, Any]) -> int:
         "date": max((part["date"] for part in told.values()), default=""),
         "parts": told,
     }
-    files.write_json(out, made)
+    atomic.write_json(out, made)
     print("\n".join(words(made)))
     return 1 if any(part["wrong"] for part in told.values()) else 0
 

@@ -18,8 +18,9 @@ from torch._dynamo.utils import counters
 from benchmarks import enwik8_plan, machine
 from benchmarks.plan import build
 from benchmarks.terminal import Parser, size
+from cosformer import reading
 from cosformer.atomic import replace as replace_file
-from cosformer.training import Run, files, train
+from cosformer.training import Run, train
 
 FORMAT = "cosformer compiled training benchmark 1"
 RATE = 1e-3
@@ -32,7 +33,9 @@ def made(run: Run) -> dict[str, Any]:
     counters.clear()
     with tempfile.TemporaryDirectory() as folder:
         record = train(run, folder, progress=False, results=Path(folder) / "results.jsonl")
-        losses = [line["loss"] for line in files.lines(Path(folder) / "log.jsonl") if "event" not in line]
+        losses = [
+            line["loss"] for line in reading.json_lines(Path(folder) / "log.jsonl") if "event" not in line
+        ]
     speed = record["tokens_per_s"]
     return {
         "tokens_per_s": speed,

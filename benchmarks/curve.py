@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from cosformer.training import files
+from cosformer import reading
 
 
 def read(folder: str | Path, metric: str, points: int = 50) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def read(folder: str | Path, metric: str, points: int = 50) -> dict[str, Any]:
         since the point before, in nats; tokens and seconds count from the beginning, seconds without the
         first steps, evaluations and checkpoints. `valid`: [step, score] of every evaluation.
     """
-    lines = files.lines(Path(folder) / "log.jsonl")
+    lines = reading.json_lines(Path(folder) / "log.jsonl")
     losses = {line["step"]: line["loss"] for line in lines if "event" not in line}
     speeds = {line["step"]: line for line in lines if line.get("event") == "speed"}
     marks = sorted(speeds)

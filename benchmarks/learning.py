@@ -21,13 +21,13 @@ from torch import Tensor
 from benchmarks import machine
 from benchmarks.terminal import Parser
 from cosformer import attention as known
-from cosformer import tasks
+from cosformer import reading, record_file, tasks
 from cosformer.report.sections.learning import FEW, document
 from cosformer.report.write import write_beside
 from cosformer.tasks import DataError, Rows, Task
 from cosformer.tasks.glue.finetuning import FOLDS
 from cosformer.tasks.metrics import Metric
-from cosformer.training import files, recipes, train
+from cosformer.training import recipes, train
 from cosformer.training.main import statistics
 from cosformer.training.recipes import SCALES
 from cosformer.training.run import Run
@@ -146,9 +146,9 @@ def main() -> None:
                 print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
                 absent.append(name)
                 break
-            files.append_once(path, record, "id")
+            record_file.append_once(path, record, "id")
             print(name, attention, *(record[k] for k in ("metric", "chance", "margin")), flush=True)
-    records = files.lines(path)
+    records = reading.json_lines(path)
     if records:
         print(*write_beside(document(records, sorted(absent), args.scale, FOLDS), path), sep="\n")
 

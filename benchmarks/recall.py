@@ -17,10 +17,10 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.terminal import Parser
-from cosformer import tasks
+from cosformer import reading, tasks
 from cosformer.report.sections.recall import document, variant
 from cosformer.report.write import write_beside
-from cosformer.training import Run, files, recipes, train
+from cosformer.training import Run, recipes, train
 from cosformer.training.model import configuration
 
 TASKS = ("mqar", "copy")
@@ -75,7 +75,7 @@ def points(results: Path, scale: str) -> list[dict[str, Any]]:
     """The newest record of each task, variant, width and seed."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for task in TASKS:
-        for record in files.lines(results / f"{task}.jsonl"):
+        for record in reading.json_lines(results / f"{task}.jsonl"):
             run = Run.from_dict(record["settings"])
             if run.scale == scale:
                 width, name = run.model["hidden_size"], variant(record)

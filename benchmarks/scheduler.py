@@ -19,8 +19,9 @@ from typing import Any
 
 from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done, weights_of
 from benchmarks.slot import Slot, spawn
+from cosformer import atomic, reading, record_file
 from cosformer.report.document import slug
-from cosformer.training import Run, checkpoint, files
+from cosformer.training import Run, checkpoint
 from cosformer.training.run import digest
 
 
@@ -67,15 +68,15 @@ class Scheduler:
         self.stopping = False
         self.kept, self.given = self.folder / "records.jsonl", self.out / "records.jsonl"
         self.failures = self.folder / "failures.json"
-        self.records = by_name([*self.known, *files.lines(self.kept)])
-        own = files.read_json(self.failures) if self.failures.is_file() else {}
+        self.records = by_name([*self.known, *reading.json_lines(self.kept)])
+        own = reading.json_file(self.failures) if self.failures.is_file() else {}
         self.failed: dict[str, Record] = {} if self.retry else {**self.known_failures, **own}
 
     def work(self) -> None:
         """Until the deadline, or until nothing is left to do."""
         self.out.mkdir(parents=True, exist_ok=True)
-        for record in files.lines(self.kept):  # of earlier calls, whose output may have been lost
-            files.append_once(self.given, record, "id")
+        for record in reading.json_lines(self.kept):  # of earlier calls, whose output may have been lost
+            record_file.append_once(self.given, record, "id")
         before = {n: signal.signal(n, self._asked) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             self._warm_up()
@@ -277,7 +278,7 @@ class Scheduler:
             run = self._build(entry)
             self.failed[entry.name] = {"digest": digest(run), "reason": outcome["reason"]}
             for path in (self.failures, self.out / self.failures.name):
-                files.write_json(path, self.failed)
+                atomic.write_json(path, self.failed)
             self._say(f"FAILED: {entry.name}: {outcome['reason']}")
             if slot in self.slots:
                 self._forget(slot)  # an error of the GPU stays with its process

@@ -10,8 +10,8 @@ from benchmarks import machine
 from benchmarks.plan import Entry, Record, files_of
 from benchmarks.scheduler import Scheduler
 from benchmarks.terminal import Parser, plain, seconds, size
+from cosformer import atomic, reading, record_file
 from cosformer.report import records
-from cosformer.training import files
 
 Plans = Mapping[str, Callable[[], list[Entry]]]
 
@@ -140,11 +140,11 @@ def age() -> float:
 def collect(path: Path, results: Path) -> int:
     """Adds the records of a file to those of the project, each once: one file for each plan. So it does with
     the failures that lie beside them."""
-    found, failures = files.lines(path), path.with_name("failures.json")
+    found, failures = reading.json_lines(path), path.with_name("failures.json")
     if failures.is_file():
-        known = records.failures(results) | files.read_json(failures)
+        known = records.failures(results) | reading.json_file(failures)
         made = {r["experiment"]["name"] for r in found}
-        files.write_json(results / records.FAILURES, {k: v for k, v in known.items() if k not in made})
+        atomic.write_json(results / records.FAILURES, {k: v for k, v in known.items() if k not in made})
     return sum(
-        files.append_once(results / f"plan-{r['experiment']['plan']}.jsonl", r, "id") for r in found
+        record_file.append_once(results / f"plan-{r['experiment']['plan']}.jsonl", r, "id") for r in found
     )  # fmt: skip

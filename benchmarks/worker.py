@@ -12,6 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cosformer import record_file
+
 Job = dict[str, Any]
 _PR_SET_PDEATHSIG = 1
 
@@ -70,7 +72,7 @@ def _trained(job: Job) -> Job:
     import torch
 
     from benchmarks import curve
-    from cosformer.training import Interrupted, Run, best, files, train
+    from cosformer.training import Interrupted, Run, best, train
 
     folder, run = Path(job["folder"]), Run.from_dict(job["run"])
     try:
@@ -86,7 +88,7 @@ def _trained(job: Job) -> Job:
             "curve": curve.read(folder, record["metric"]["name"]),
         }
         for path in job["records"]:
-            files.append_once(Path(path), made, "id")
+            record_file.append_once(Path(path), made, "id")
         shutil.rmtree(folder, ignore_errors=True)
         return {"outcome": "finished", "record": made}
     except Interrupted as stopped:

@@ -1,11 +1,12 @@
 """Atomic writes: the old file stays until the new one is complete on disk."""
 
+import json
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
 def flush(path: Path) -> None:
@@ -39,3 +40,7 @@ def replace(path: Path, content: str | bytes) -> None:
     """Writes the content of a file."""
     with writing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def write_json(path: Path, value: Any) -> None:
+    replace(path, json.dumps(value, indent=1) + "\n")

@@ -21,7 +21,7 @@ def parsed(text: str | bytes, where: object, advice: str = "") -> Any:
     raise ValueError(said.rstrip())
 
 
-def json_file(path: Path, advice: str) -> Any:
+def json_file(path: Path, advice: str = "Put a copy of it back.") -> Any:
     """The value of a JSON file. A device, a pipe or a file larger than LIMIT is not read at all."""
     return parsed(content(path), path, advice)
 
@@ -32,6 +32,23 @@ def json_object(path: Path, advice: str = "") -> dict[str, Any]:
         raise ValueError(
             f"{path} must hold a JSON object, but it holds a {_KINDS[type(found)]}. {advice}".rstrip()
         )
+    return found
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line; none where there is no file. A last line that a crash has cut
+    off is left out."""
+    if not path.is_file():
+        return []
+    whole, found = path.read_bytes().split(b"\n")[:-1], []
+    for number, line in enumerate(whole, 1):
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: not a JSON object ({error}).") from error
+        if not isinstance(read, dict):
+            raise ValueError(f"{path}, line {number}: not a JSON object, but {read!r:.60}.")
+        found.append(read)
     return found
 
 

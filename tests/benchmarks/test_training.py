@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from benchmarks import compiled, enwik8_plan, learning, one_rank, one_rank_nccl, recall, training
-from cosformer import tasks
+from cosformer import reading, record_file, tasks
 from cosformer.report.render import markdown
 from cosformer.report.sections.learning import learned as learned_
 from cosformer.report.sections.training import training_document
 from cosformer.tasks.metrics import Accuracy, BitsPerCharacter
-from cosformer.training import Run, files, recipes
+from cosformer.training import Run, recipes
 from cosformer.training.loop import Loop
 from tests.tasks import tiny
 from tests.training.conftest import _toy  # noqa: F401 (a fixture)
@@ -102,7 +102,7 @@ def test_the_sweep_counts_states_and_renders_records(tmp_path):
             "mechanism": run.mechanism,
             "hardware": {"cpu": "a CPU"}, "commit": {"id": "c" * 40},
         }  # fmt: skip
-        files.append_once(tmp_path / f"{run.task}.jsonl", record, "id")
+        record_file.append_once(tmp_path / f"{run.task}.jsonl", record, "id")
     found = recall.points(tmp_path, "tiny")
     assert len(found) == 8
     newest = next(p for p in found if (p["task"], p["attention"], p["width"]) == ("mqar", "cosformer", 32))
@@ -137,7 +137,7 @@ def test_the_recorded_sweep_is_complete_and_rendered_from_its_records():
 
 
 def test_recorded_learning_is_rendered_from_its_records():
-    records = files.lines(ROOT / "results/learning-tiny.jsonl")
+    records = reading.json_lines(ROOT / "results/learning-tiny.jsonl")
     pairs = [(r["task"], r["mechanism"]) for r in records]
     assert sorted(set(pairs)) == sorted(pairs)
     assert {m for _, m in pairs} == {"softmax", "cosformer"}

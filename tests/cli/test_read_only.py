@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cosformer import lock
+from cosformer import lock, reading
 from cosformer.cli import main
-from cosformer.training import files
 
 RUN = ["train", "mqar", "--scale", "tiny", "steps=2", "model.hidden_size=16", "task_settings.train_rows=32",
        "task_settings.valid_rows=8", "task_settings.test_rows=8", "--folder", "run"]  # fmt: skip
@@ -80,7 +79,7 @@ def test_what_would_have_to_be_written_is_refused(finished, more, capsys):
     said = capsys.readouterr().err
     assert code == 2
     assert len(said.splitlines()) == 1
-    record = files.read_json(Path("run/record.json"))
+    record = reading.json_file(Path("run/record.json"))
     assert record["seed"] == 0
 
 

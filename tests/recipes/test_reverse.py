@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosformer import tasks
+from cosformer import reading, tasks
 from cosformer.models import CosformerForConditionalGeneration
 from cosformer.tasks.synthetic.reverse import END, PAD
-from cosformer.training import Run, best, files, recipes, train
+from cosformer.training import Run, best, recipes, train
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "reverse.jsonl"
 
@@ -46,7 +46,7 @@ def test_a_tiny_one_learns_what_it_then_generates(tmp_path):
     assert float(exact) == record["metric"]["test"]["exact"]
 
 
-@pytest.mark.parametrize("record", files.lines(RESULTS), ids=lambda record: record["mechanism"])
+@pytest.mark.parametrize("record", reading.json_lines(RESULTS), ids=lambda record: record["mechanism"])
 def test_recorded_runs_are_complete(record):
     assert record["metric"]["test"]["exact"] > 0.95
     assert record["commit"]["id"]

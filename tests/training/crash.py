@@ -24,7 +24,7 @@ import torch
 
 from cosformer import atomic
 from cosformer.tasks import register
-from cosformer.training import Interrupted, checkpoint, files, train
+from cosformer.training import Interrupted, checkpoint, train
 from cosformer.training.loop import Loop
 from tests.training.toy import Toy, toy
 
@@ -79,7 +79,7 @@ def arm(death):
             die()
         return done
 
-    atomic.flush = files.flush = checkpoint.flush = counted
+    atomic.flush = atomic.flush = checkpoint.flush = counted
     Path.rename = renamed
 
 

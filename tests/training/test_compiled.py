@@ -7,7 +7,8 @@ import torch
 from safetensors import safe_open
 from torch._dynamo.utils import counters
 
-from cosformer.training import best, checkpoint, files, train
+from cosformer import reading
+from cosformer.training import best, checkpoint, train
 from tests.training.toy import recall, toy
 
 COMPILED = {"compile": True, "compile_backend": "aot_eager"}
@@ -42,7 +43,7 @@ def trained(folder, run):
 
 
 def losses(folder):
-    lines = files.lines(folder / "log.jsonl")
+    lines = reading.json_lines(folder / "log.jsonl")
     return torch.tensor([[line["loss"], line["grad_norm"]] for line in lines if "event" not in line])
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosformer.training import Diverged, best, checkpoint, files, states, train
+from cosformer import atomic, reading
+from cosformer.training import Diverged, best, checkpoint, states, train
 from cosformer.training.loop import Loop
 from cosformer.training.objective import Objective
 from tests.training.crash import DEATHS
@@ -24,7 +25,7 @@ STATE = ("model.safetensors", "optimizer.safetensors", "random-0.safetensors")
 
 def log_of(folder):
     """What follows from the run alone."""
-    lines = files.lines(folder / "log.jsonl")
+    lines = reading.json_lines(folder / "log.jsonl")
     return [line for line in lines if line.get("event") not in ("speed", "resumed")]
 
 
@@ -73,7 +74,7 @@ def test_killed_anywhere_and_resumed_is_the_same_to_the_bit(tmp_path):
                 assert end == (3 if "interrupt" in death else -9), (name, death, output.read_text())
         same(folder, whole)
         assert samples_of(folder) == samples_of(whole), name
-        assert len(files.lines(folder / "results.jsonl")) == 1
+        assert len(reading.json_lines(folder / "results.jsonl")) == 1
         assert not list(folder.glob(".partial-*")), "what a crash left was swept up"
     assert len(set(samples_of(whole).values())) == 12, "the updates see different samples"
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in _text(p)]
@@ -131,7 +132,7 @@ def test_damage_is_found(run_folder, caplog, name, damage):
 def test_the_checkpoint_before_a_damaged_one_is_resumed(stopped, run_folder, tmp_path):
     truncate(run_folder / "checkpoint-8" / "model.safetensors")
     train(toy(workers=0), run_folder, progress=False, results=tmp_path / "results.jsonl")
-    events = files.lines(run_folder / "log.jsonl")
+    events = reading.json_lines(run_folder / "log.jsonl")
     assert [e["step"] for e in events if e.get("event") == "resumed"] == [6]
     same(run_folder, stopped / "whole")
 
@@ -145,7 +146,7 @@ def test_a_checkpoint_of_the_trainer_before_is_resumed(stopped, run_folder, tmp_
         schedule = {"last_epoch": 8, "_step_count": 9, "_last_lr": [5e-4, 5e-4]}
         values |= {"groups": groups, "schedule": schedule}
         states.save(folder / "optimizer.safetensors", tensors, values)
-        files.write_json(folder / "trainer_state.json", {"global_step": 8, "train_batch_size": 4})
+        atomic.write_json(folder / "trainer_state.json", {"global_step": 8, "train_batch_size": 4})
 
     aside = checkpoint.aside(run_folder, 8)
     (run_folder / "checkpoint-8").rename(aside)
@@ -189,13 +190,13 @@ def test_another_run_is_refused(run_folder, tmp_path):
 def test_starting_again_removes_what_was_there(stopped, run_folder, tmp_path):
     train(toy(workers=0), run_folder, resume=False, progress=False, results=tmp_path / "results.jsonl")
     same(run_folder, stopped / "whole")
-    assert "resumed" not in {e.get("event") for e in files.lines(run_folder / "log.jsonl")}
+    assert "resumed" not in {e.get("event") for e in reading.json_lines(run_folder / "log.jsonl")}
 
 
 def test_a_finished_run_is_not_trained_again(stopped, tmp_path, monkeypatch):
     monkeypatch.setattr(Loop, "backward", lambda *args: pytest.fail("trained again"))
     again = train(toy(workers=0), stopped / "whole", progress=False, results=tmp_path / "results.jsonl")
-    assert again == files.lines(tmp_path / "results.jsonl")[0]
+    assert again == reading.json_lines(tmp_path / "results.jsonl")[0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)

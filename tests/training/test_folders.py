@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from cosformer.training import Interrupted, checkpoint, files, train
+from cosformer import atomic, reading
+from cosformer.training import Interrupted, checkpoint, train
 from cosformer.training.log import Log
 from cosformer.training.loop import Loop
 from tests.training.test_crash import log_of, same
@@ -30,25 +31,25 @@ def test_what_failed_before_its_first_checkpoint_is_taken_over(tmp_path, monkeyp
         patch.setattr(Loop, "backward", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trained(tmp_path, toy(workers=0, seed=5))
-    before = files.read_json(tmp_path / "run.json")
+    before = reading.json_file(tmp_path / "run.json")
     assert trained(tmp_path, toy(workers=0, steps=1))["seed"] == 0
-    after = files.read_json(tmp_path / "run.json")
+    after = reading.json_file(tmp_path / "run.json")
     assert after["run"]["seed"] == 0
     assert after["id"] != before["id"], "it is another run"
 
 
 @pytest.mark.parametrize("left", ["checkpoint-1", "record.json"])
 def test_what_has_come_to_something_is_not(tmp_path, left):
-    files.write_json(tmp_path / "run.json", {"id": "x", "run": toy(seed=5).to_dict()})
-    files.write_json(tmp_path / left / "run.json" if left == "checkpoint-1" else tmp_path / left, {})
+    atomic.write_json(tmp_path / "run.json", {"id": "x", "run": toy(seed=5).to_dict()})
+    atomic.write_json(tmp_path / left / "run.json" if left == "checkpoint-1" else tmp_path / left, {})
     with pytest.raises(ValueError, match=r"seed differ\. .*\(resume=False; --fresh on the command line\)"):
         trained(tmp_path, toy())
     assert (tmp_path / left).exists()
 
 
 def test_a_checkpoint_is_no_folder_to_train_in(tmp_path):
-    files.write_json(tmp_path / checkpoint.MANIFEST, {"files": {}})
-    files.write_json(tmp_path / "run.json", toy().to_dict())
+    atomic.write_json(tmp_path / checkpoint.MANIFEST, {"files": {}})
+    atomic.write_json(tmp_path / "run.json", toy().to_dict())
     with pytest.raises(FileExistsError, match=f"Give the run's folder, {re.escape(str(tmp_path.parent))}"):
         trained(tmp_path, toy(seed=5))
 
@@ -112,8 +113,8 @@ def test_ctrl_c_in_an_evaluation_stops_it_and_it_is_made_later(whole, tmp_path, 
         assert checkpoint.newest(tmp_path).name == checkpoint.name(step)
     trained(tmp_path, run)
     same(tmp_path, whole)
-    status = files.read_json(checkpoint.newest(tmp_path) / "status.json")
-    expected = files.read_json(checkpoint.newest(whole) / "status.json")
+    status = reading.json_file(checkpoint.newest(tmp_path) / "status.json")
+    expected = reading.json_file(checkpoint.newest(whole) / "status.json")
     for name in ("step", "best_step", "best", "waited", "unscored", "tokens"):
         assert status[name] == expected[name], name
 
@@ -136,5 +137,5 @@ def test_a_manifest_that_leads_elsewhere_is_not_followed(tmp_path):
         "../x": "lies elsewhere",
         "endless": "ordinary",
     }.items():
-        files.write_json(tmp_path / checkpoint.MANIFEST, {"files": {name: {"bytes": 0, "sha256": ""}}})
+        atomic.write_json(tmp_path / checkpoint.MANIFEST, {"files": {name: {"bytes": 0, "sha256": ""}}})
         assert says in checkpoint.damage(tmp_path)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cosformer import reading
 from cosformer.lock import InUse, locked
-from cosformer.training import files, train
+from cosformer.training import train
 from tests.training.test_crash import log_of
 from tests.training.toy import toy
 
@@ -52,7 +53,7 @@ def test_a_second_run_is_refused_and_a_killed_one_holds_nothing(first, tmp_path)
     first.join(60)  # the workers of its loader live for some seconds more
     train(toy(workers=0, log_every=1), folder, **again)
     assert [line["step"] for line in log_of(folder) if "loss" in line] == list(range(1, 13))
-    assert len(files.lines(tmp_path / "results.jsonl")) == 1
+    assert len(reading.json_lines(tmp_path / "results.jsonl")) == 1
 
 
 def test_a_second_run_in_the_same_process_is_refused(tmp_path):

@@ -11,9 +11,10 @@ import pytest
 import torch
 import transformers
 
+from cosformer import reading, record_file
 from cosformer.tasks import Rows
 from cosformer.tasks.language.windows import Windows, collate_windows
-from cosformer.training import Run, files, main, schedules
+from cosformer.training import Run, main, schedules
 from cosformer.training.device_dataset import DeviceDataset, TooLarge, is_static
 from cosformer.training.loader import LoaderDataset
 from cosformer.training.log import Log
@@ -126,7 +127,7 @@ def test_schedules_without_warm_up_begin_high_and_end(name):
 
 def _append(path, number):
     for i in range(20):
-        files.append_once(path, {"id": f"{number}-{i}", "text": "x" * 5000}, "id")
+        record_file.append_once(path, {"id": f"{number}-{i}", "text": "x" * 5000}, "id")
 
 
 def test_records_are_appended_whole_and_once(tmp_path):
@@ -136,17 +137,17 @@ def test_records_are_appended_whole_and_once(tmp_path):
         worker.start()
     for worker in workers:
         worker.join()
-    assert sorted(line["id"] for line in files.lines(path)) == sorted(
+    assert sorted(line["id"] for line in reading.json_lines(path)) == sorted(
         f"{n}-{i}" for n in (1, 2) for i in range(20)
     )
     with path.open("a") as file:
         file.write('{"id": "torn')
-    assert files.append_once(path, {"id": "torn"}, "id"), "half a line is not that record"
-    assert files.lines(path)[-1] == {"id": "torn"}
-    assert not files.append_once(path, {"id": "torn", "more": 1}, "id")
+    assert record_file.append_once(path, {"id": "torn"}, "id"), "half a line is not that record"
+    assert reading.json_lines(path)[-1] == {"id": "torn"}
+    assert not record_file.append_once(path, {"id": "torn", "more": 1}, "id")
     path.write_text('{"a": 1}\nnonsense\n')
     with pytest.raises(ValueError, match=r"x.jsonl, line 2: not a JSON object"):
-        files.lines(path)
+        reading.json_lines(path)
 
 
 def test_a_log_is_rewound_to_a_step(tmp_path):
@@ -159,7 +160,7 @@ def test_a_log_is_rewound_to_a_step(tmp_path):
     again = Log(tmp_path)
     again.rewind(3)
     again.write(4, loss=0.5)
-    assert [(line["step"], line["loss"]) for line in files.lines(log.path)] == [
+    assert [(line["step"], line["loss"]) for line in reading.json_lines(log.path)] == [
         (1, 0.1),
         (2, 0.2),
         (3, 0.3),

@@ -7,7 +7,7 @@ import pytest
 
 from cosformer import record_file
 from cosformer.cli import main
-from cosformer.training import files, train
+from cosformer.training import train
 from tests.training.toy import toy
 
 OWN = {"format": "cosformer run 1", "id": "new", "task": "t"}
@@ -19,17 +19,17 @@ OLD = json.dumps({"format": "cosformer run 1", "id": "old", "task": "t"})
 def test_a_line_that_was_begun_here_is_removed(tmp_path, before, cut):
     path = tmp_path / "r.jsonl"
     path.write_text(before + OLD[:cut])
-    assert files.append_once(path, OWN, "id")
+    assert record_file.append_once(path, OWN, "id")
     assert path.read_text() == before + json.dumps(OWN) + "\n"
 
 
 def test_a_last_line_without_its_end_is_completed_and_kept(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_text(OLD)
-    assert files.append_once(path, OWN, "id")
+    assert record_file.append_once(path, OWN, "id")
     assert path.read_text() == OLD + "\n" + json.dumps(OWN) + "\n"
     path.write_text(json.dumps(OWN))
-    assert not files.append_once(path, OWN, "id"), "it is there already"
+    assert not record_file.append_once(path, OWN, "id"), "it is there already"
     assert path.read_text() == json.dumps(OWN) + "\n"
 
 
@@ -43,7 +43,7 @@ def test_a_last_line_without_its_end_is_completed_and_kept(tmp_path):
 def test_what_is_not_ours_is_refused_and_stays(tmp_path, content):
     path = tmp_path / "r.jsonl"
     path.write_bytes(content.encode("latin-1"))
-    for attempt in (lambda: files.append_once(path, OWN, "id"), lambda: record_file.check(path)):
+    for attempt in (lambda: record_file.append_once(path, OWN, "id"), lambda: record_file.check(path)):
         with pytest.raises(ValueError, match=r"r\.jsonl.* is no file of records.*give another file"):
             attempt()
     assert path.read_bytes() == content.encode("latin-1")
@@ -62,13 +62,13 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, kind, monkeypatch):
         monkeypatch.setattr(record_file, "LIMIT", 100)
         path.write_text((OLD + "\n") * 10)
     with pytest.raises(ValueError, match=r"r\.jsonl"):
-        files.append_once(path, OWN, "id")
+        record_file.append_once(path, OWN, "id")
 
 
 def test_a_record_is_known_by_its_own_key_alone(tmp_path):
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps(OWN | {"id": "x", "nested": {"id": "new"}}) + "\n")
-    assert files.append_once(path, OWN, "id")
+    assert record_file.append_once(path, OWN, "id")
 
 
 def test_it_is_refused_before_the_first_step(tmp_path, monkeypatch, capsys):

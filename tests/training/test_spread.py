@@ -14,8 +14,9 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 
+from cosformer import reading
 from cosformer.models import CosformerForCausalLM
-from cosformer.training import best, checkpoint, files, train
+from cosformer.training import best, checkpoint, train
 from tests.training.spread import KILLED, RUNS, STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ def alone(tmp_path_factory):
 
 
 def figures(folder, steps=STEPS):
-    lines = files.lines(folder / "log.jsonl")
+    lines = reading.json_lines(folder / "log.jsonl")
     values = [[line["loss"], line["grad_norm"]] for line in lines if "loss" in line]
     assert len(values) == steps
     weights = load_file(folder / checkpoint.name(steps) / "model.safetensors")
@@ -80,7 +81,7 @@ def test_two_processes_train_as_one(spread, alone, name):
     assert spread[1][name]["codes"] == [0, 0], spread[1][name]["said"]
     run = RUNS[name]
     close(one, two, run.steps, *((1e-2, 1e-3) if run.precision == "bf16" else ()))
-    records = [files.lines(folder / "results.jsonl") for folder in (one, two)]
+    records = [reading.json_lines(folder / "results.jsonl") for folder in (one, two)]
     assert [len(r) for r in records] == [1, 1], "one process writes the record"
     if run.precision == "fp32":
         assert records[0][0]["metric"] == records[1][0]["metric"]
@@ -88,7 +89,7 @@ def test_two_processes_train_as_one(spread, alone, name):
     for figure in ("tokens", "parameters"):
         assert records[0][0][figure] == records[1][0][figure]
     assert (two / checkpoint.name(run.steps) / "random-1.safetensors").is_file()
-    held = [files.read_json(two / f"held-{rank}.json") for rank in (0, 1)]
+    held = [reading.json_file(two / f"held-{rank}.json") for rank in (0, 1)]
     for own, of_all, recomputes in held:
         assert own == of_all if not run.shard else own < 0.6 * of_all
         assert recomputes == run.gradient_checkpointing
@@ -100,7 +101,7 @@ def test_texts_over_three_and_two_groups_of_two_that_share_weights_too(spread, a
     assert spread[1][name]["codes"] == [0] * processes, spread[1][name]["said"]
     folders = (alone / "split", spread[0] / name)
     close(*folders)
-    records = [files.lines(folder / "results.jsonl")[0] for folder in folders]
+    records = [reading.json_lines(folder / "results.jsonl")[0] for folder in folders]
     assert records[0]["metric"] == records[1]["metric"]
     assert records[0]["tokens"] == records[1]["tokens"]
     for said in spread[1]["no groups of 2"]["said"]:
@@ -133,7 +134,11 @@ def test_one_is_killed_and_the_run_goes_on_with_any_number(spread, name, process
     for size in (1, 2, 4):
         resumed = f"{name}, resumed on {size}"
         assert set(ends[resumed]["codes"]) == {0}, ends[resumed]["said"]
-        assert [e["step"] for e in files.lines(folder / resumed / "log.jsonl") if e.get("event") == "resumed"]
+        assert [
+            e["step"]
+            for e in reading.json_lines(folder / resumed / "log.jsonl")
+            if e.get("event") == "resumed"
+        ]
         close(folder / name, folder / resumed)
     again, never = f"{name}, resumed on {processes}", name if processes == 2 else f"{name} on {processes}"
     assert ends[never]["codes"] == [0] * processes
@@ -195,6 +200,6 @@ def test_launched_by_accelerate_with_shards_one_is_killed(tmp_path):
     assert time.monotonic() - began < 60, "imports included"
     assert "PeerFailed: rank 1 of 2 failed: it ended without a word" in done.stderr
     assert checkpoint.newest(tmp_path / "run").name == checkpoint.name(KILLED - 1)
-    own, of_all, recomputes = files.read_json(tmp_path / "run" / "held-0.json")
+    own, of_all, recomputes = reading.json_file(tmp_path / "run" / "held-0.json")
     assert own < 0.6 * of_all
     assert recomputes

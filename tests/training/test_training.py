@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from cosformer import machine, tasks
+from cosformer import machine, reading, tasks
 from cosformer.models import CosformerForCausalLM, CosformerForSequenceClassification
-from cosformer.training import best, checkpoint, evaluate, files, main, model, parallel, train
+from cosformer.training import best, checkpoint, evaluate, main, model, parallel, train
 from cosformer.training.clock import Clock, peak_memory
 from cosformer.training.loop import Loop
 from cosformer.training.objective import Objective
@@ -22,7 +22,11 @@ def trained(folder, run, **options):
 
 
 def losses(folder):
-    return [(line["loss"], line["grad_norm"]) for line in files.lines(folder / "log.jsonl") if "loss" in line]
+    return [
+        (line["loss"], line["grad_norm"])
+        for line in reading.json_lines(folder / "log.jsonl")
+        if "loss" in line
+    ]
 
 
 @pytest.fixture(scope="module", params=[toy, recall], ids=["classification", "language"])
@@ -105,7 +109,7 @@ def test_the_score_does_not_depend_on_the_batch_size(pair, monkeypatch, kept):
     make, folder = pair
     if not kept:
         monkeypatch.setattr(main, "LIMIT", 0)
-    record = files.read_json(folder / "record.json")
+    record = reading.json_file(folder / "record.json")
     metric, samples = type(_metric(make().task)), {}
     rows = metric.rows
 
@@ -252,7 +256,7 @@ def test_a_run_or_a_checkpoint_to_start_from(tmp_path, given):
 def test_a_checkpoint_is_scored_by_itself(tmp_path):
     run = toy(workers=0, eval_every=2, save_every=2, save_total_limit=9, learning_rate=0.03)
     trained(tmp_path, run)
-    log = files.lines(tmp_path / "log.jsonl")
+    log = reading.json_lines(tmp_path / "log.jsonl")
     noted = {e["step"]: e["accuracy"] for e in log if e.get("event") == "valid"}
     assert len(set(noted.values())) > 1, "or which one was scored would not show"
     for step, accuracy in noted.items():

@@ -47,10 +47,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _about(weights: Path) -> str:
     """The step of the weights, and whether the run is unfinished."""
-    from cosformer.training import files
     from cosformer.training.status import Status
 
     said, folder = f"step {Status.read(weights).step:,}", weights.parent
     if (folder / "run.json").is_file() and not (folder / "record.json").is_file():
-        said += f" of an unfinished run ({files.read_json(folder / 'run.json')['run']['steps']:,} steps)"
+        from cosformer import reading
+
+        said += f" of an unfinished run ({reading.json_file(folder / 'run.json')['run']['steps']:,} steps)"
     return f"{said}, {weights}"

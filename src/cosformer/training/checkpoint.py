@@ -14,8 +14,8 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from cosformer import reading
 from cosformer.atomic import flush
-from cosformer.training.files import read_json
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -61,7 +61,7 @@ def finish(path: Path) -> Path:
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     try:
-        entries = read_json(path / MANIFEST)["files"]
+        entries = reading.json_file(path / MANIFEST)["files"]
         if not entries:
             return f"{MANIFEST} names no files"
         for file, entry in entries.items():

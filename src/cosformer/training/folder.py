@@ -6,7 +6,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from cosformer.training import checkpoint, files, record
+from cosformer import atomic, reading
+from cosformer.training import checkpoint, record
 from cosformer.training.run import Run
 
 RUN, RECORD = "run.json", "record.json"
@@ -35,7 +36,7 @@ def prepare(run: Run, folder: Path, resume: bool) -> None:
             raise FileExistsError(
                 f"{folder} holds checkpoints but no {RUN}: they are not of such a run. Give another folder."
             )
-        files.write_json(path, {"id": uuid.uuid4().hex, "run": run.to_dict()})
+        atomic.write_json(path, {"id": uuid.uuid4().hex, "run": run.to_dict()})
         return
     if (folder / RECORD).is_file():
         return
@@ -49,7 +50,7 @@ def prepare(run: Run, folder: Path, resume: bool) -> None:
 
 def begun(folder: Path) -> tuple[str, Run]:
     """The identity of a folder's run, and the run."""
-    saved = files.read_json(folder / RUN, f"Put a copy of it back, give another folder, or {_AGAIN}.")
+    saved = reading.json_file(folder / RUN, f"Put a copy of it back, give another folder, or {_AGAIN}.")
     try:
         return saved["id"], Run.from_dict(saved["run"])
     except (KeyError, TypeError, AttributeError):

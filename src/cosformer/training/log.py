@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cosformer import reading
 from cosformer.atomic import flush, replace
-from cosformer.training.files import lines
 
 
 class Log:
@@ -25,7 +25,7 @@ class Log:
 
     def _lines(self) -> list[dict[str, Any]]:
         """All that was written, each line about a step."""
-        found = lines(self.path)
+        found = reading.json_lines(self.path)
         for number, line in enumerate(found, 1):
             if isinstance(line.get("step"), bool) or not isinstance(line.get("step"), int):
                 raise ValueError(f"{self.path}, line {number}: it names no step. Remove the line.")

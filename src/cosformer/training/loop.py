@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from cosformer import random_features
+from cosformer import atomic, random_features
 from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
-from cosformer.training import checkpoint, files, parallel, schedules, states
+from cosformer.training import checkpoint, parallel, schedules, states
 from cosformer.training.clock import Clock, peak_memory
 from cosformer.training.cuda_graph import GraphedBackward
 from cosformer.training.evaluation import Stopped, score
@@ -234,7 +234,7 @@ class Loop:
                 if (tokenizer := self.task.tokenizer) is not None:
                     tokenizer.save_pretrained(path)
                 self.status.write(path)
-                files.write_json(path / "run.json", self.run.to_dict())
+                atomic.write_json(path / "run.json", self.run.to_dict())
             self.mesh.wait()
             if main:
                 checkpoint.finish(path)

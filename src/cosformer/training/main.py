@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from accelerate.utils import set_seed  # type: ignore[import-untyped]
 
-from cosformer import machine, record_file, tasks
+from cosformer import atomic, machine, reading, record_file, tasks
 from cosformer.lock import locked
 from cosformer.models.loading import load_weights
 from cosformer.peers import Peers
 from cosformer.tasks import Task
-from cosformer.training import checkpoint, evaluation, files, model, record
+from cosformer.training import checkpoint, evaluation, model, record
 from cosformer.training import folder as folders
 from cosformer.training.clock import peak_memory
 from cosformer.training.device_dataset import LIMIT, DeviceDataset, TooLarge, is_static
@@ -126,8 +126,8 @@ def _train(
         log.flush()
         log.close()
         if mesh.is_main:
-            files.write_json(path / folders.RECORD, made)
-            files.append_once(results, made, "id")
+            atomic.write_json(path / folders.RECORD, made)
+            record_file.append_once(results, made, "id")
     shown({"step": status.step, "steps": run.steps, "done": True, **test})
     mesh.wait()
     return made
@@ -153,7 +153,7 @@ def _recorded(made: dict[str, Any], results: Path) -> None:
     if record_file.holds(results, made, "id"):
         return
     try:
-        files.append_once(results, made, "id")
+        record_file.append_once(results, made, "id")
     except OSError as error:
         if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
@@ -173,7 +173,7 @@ def statistics(
     """The task of a run's folder, and what its metric keeps of each sample of a split, with the best
     weights: float64 [samples, k] on the CPU."""
     weights = best(folder)
-    run = Run.from_dict(files.read_json(weights / folders.RUN))
+    run = Run.from_dict(reading.json_file(weights / folders.RUN))
     task = tasks.build(run.task, **run.task_settings)
     device = torch.device(device_of(run))
     net = model.HEADS[task.head](model.configuration(run, task))

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from cosformer import machine
+from cosformer import machine, reading
 from cosformer.record_format import FORMAT
 from cosformer.tasks import Task
-from cosformer.training import files
 from cosformer.training.run import Run
 from cosformer.training.status import Status
 
@@ -62,7 +61,7 @@ def new(
 def read(path: Path, identity: str) -> dict[str, Any]:
     """The record that a finished run has left in its folder."""
     advice = "Remove it: the run is then tested again, but not trained."
-    found = files.read_json(path, advice)
+    found = reading.json_file(path, advice)
     wrong = _wrong(found, identity)
     if wrong is not None:
         raise ValueError(f"{path} is damaged: {wrong}. {advice}")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cosformer import atomic, reading
 from cosformer.tasks import Metric
-from cosformer.training import files
 from cosformer.training.checkpoint import MANIFEST, damage, name, newest
 
 FILE = "status.json"
@@ -54,11 +54,11 @@ class Status:
         return better
 
     def write(self, checkpoint: Path) -> None:
-        files.write_json(checkpoint / FILE, dataclasses.asdict(self))
+        atomic.write_json(checkpoint / FILE, dataclasses.asdict(self))
 
     @classmethod
     def read(cls, checkpoint: Path) -> "Status":
-        found = files.read_json(checkpoint / FILE)
+        found = reading.json_file(checkpoint / FILE)
         if not isinstance(found, dict) or not all(
             name in _KINDS and isinstance(value, _KINDS[name]) for name, value in found.items()
         ):
@@ -69,7 +69,7 @@ class Status:
 def best_of(checkpoint: Path) -> int | None:
     """The best step a checkpoint knows of; None where it cannot be read."""
     try:
-        found: Any = files.read_json(checkpoint / FILE)["best_step"]
+        found: Any = reading.json_file(checkpoint / FILE)["best_step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found
