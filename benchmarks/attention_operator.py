@@ -27,7 +27,7 @@ from benchmarks.record import earlier, new_record, publish
 from benchmarks.targets import missed, verdict
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import ROUNDS, Case, profile, race
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.report.document import Document
 from cosformer.report.sections import operator_cpu, operator_gpu
 from cosformer.report.write import write_beside
@@ -201,7 +201,7 @@ def on_gpu(args: argparse.Namespace, shape: Shape, folder: Path) -> None:
         print(f"Goes on with {folder / stem}.json, which has {len(data['gpu']['parts'])} parts.")
 
     def save(found: dict[str, Any]) -> None:
-        replace_file(folder / f"{stem}.json", json.dumps(data | {"gpu": found}, indent=1) + "\n")
+        write_json(folder / f"{stem}.json", data | {"gpu": found})
 
     try:
         data["gpu"] = gpu.measure(shape, args.seconds or 0.15, Progress(), save, data.get("gpu"))

@@ -6,7 +6,6 @@ compiled, each as a run of its own; the losses of both have to agree.
 
 import argparse
 import dataclasses
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ from benchmarks import enwik8_plan, machine
 from benchmarks.plan import build
 from benchmarks.terminal import Parser, size
 from cosformer import reading
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.training import Run, train
 
 FORMAT = "cosformer compiled training benchmark 1"
@@ -98,7 +97,7 @@ def main() -> None:
             f"losses of {COMPARED} steps within {found['losses_apart']:.2%}", flush=True,
         )  # fmt: skip
         if args.out is not None:
-            replace_file(args.out, json.dumps(data, indent=1) + "\n")
+            write_json(args.out, data)
 
 
 if __name__ == "__main__":

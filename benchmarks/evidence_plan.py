@@ -41,7 +41,7 @@ def parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
     inner = sizes.get("intermediate_size", 4 * sizes["hidden_size"])
     if row == WINDOWS:
         return "cosformer", {
-            **recipes.recommended(sizes["hidden_size"], heads, inner),
+            **defaults.recommended(sizes["hidden_size"], heads, inner),
             "position": sizes["position"],
         }
     if row == OURS:

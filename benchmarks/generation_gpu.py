@@ -28,7 +28,7 @@ from benchmarks import generation_steps as steps
 from benchmarks.generation import numbers
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
-from cosformer.atomic import replace
+from cosformer.atomic import write_json
 from cosformer.attention.base import with_positions
 from cosformer.models import CosformerCache, CosformerForCausalLM
 from cosformer.report.render import terminal
@@ -271,7 +271,7 @@ def measure(args: Any, contexts: list[int], batches: list[int], data: dict[str, 
 
 
 def save(args: Any, data: dict[str, Any]) -> None:
-    replace(args.out, json.dumps(data, indent=1) + "\n")
+    write_json(args.out, data)
 
 
 def new_record(args: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ The share of attention is its forward and backward, timed alone at the shapes of
 
 import argparse
 import datetime
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from benchmarks import machine
 from benchmarks.attention_operator import device_for, folder_for
 from benchmarks.terminal import Parser, plain
 from cosformer import attention
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.report.document import Document
 from cosformer.report.sections.training import language_model_document, steps
@@ -146,7 +145,7 @@ def main() -> None:
     path = args.out / f"language-model-{device.type}-{data['date'][:10].replace('-', '')}"
     for name in args.attentions.split(","):
         data["measured"].append(measure(name, args, device))
-        replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+        write_json(path.with_suffix(".json"), data)
         write_beside(document(data), path.with_suffix(".json"))
     print(plain((table := steps(data)).header, table.rows), path.with_suffix(".md"), sep="\n")
 

@@ -8,7 +8,6 @@ resident memory of the process are looked at now and then.
 """
 
 import gc
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers.generation.configuration_utils import CompileConfig
 from benchmarks import machine
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
-from cosformer.atomic import replace
+from cosformer.atomic import write_json
 from cosformer.cli.parser import positive_int
 from cosformer.models import CosformerCache, CosformerConfig, CosformerForCausalLM, HorizonError
 from cosformer.models.batching import Choice, generate_many
@@ -131,7 +130,7 @@ def main(words: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     data = header(FORMAT, torch.device("cpu")) | measure(args.generations, Progress())
     if args.out is not None:
-        replace(args.out, json.dumps(data, indent=1) + "\n")
+        write_json(args.out, data)
     grown = {name: f"{value:+,}" for name, value in data["grown"].items()}
     print(f"{data['generations']:,} generations; grown by {grown}")
     return int(leaks(data))

@@ -5,7 +5,6 @@ per second of the same run by itself, and as the one process of a launcher, with
 """
 
 import argparse
-import json
 import os
 import socket
 import sys
@@ -19,11 +18,12 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks import enwik8_plan, machine
+from benchmarks import enwik8_plan
 from benchmarks.compiled import variant
+from benchmarks.record import header
 from benchmarks.terminal import Parser
 from benchmarks.training import bare
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.training import Run, train
 
 FORMAT = "cosformer one rank benchmark 2"
@@ -99,12 +99,8 @@ def main() -> None:
     ).replace(batch_size=args.batch_size)  # fmt: skip
 
     def save(found: dict[str, Any]) -> None:
-        data = {
-            "format": FORMAT, "hardware": machine.hardware(device), "versions": machine.versions(),
-            "commit": machine.commit(), **found,
-        }  # fmt: skip
         if args.out is not None:
-            replace_file(args.out, json.dumps(data, indent=1) + "\n")
+            write_json(args.out, header(FORMAT, device) | found)
 
     found = measure(run, args.rounds, args.seconds, save)
     for way, value in found["tokens_per_s"].items():

@@ -11,7 +11,7 @@ import torch
 from benchmarks import machine
 from benchmarks.contenders import Contender, Shape
 from benchmarks.terminal import Parser
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.report import render
 from cosformer.report.document import Document
 from cosformer.report.sections import operator_cpu
@@ -56,7 +56,7 @@ def header(kind: str, device: torch.device) -> dict[str, Any]:
 
 def publish(data: dict[str, Any], document: Callable[[dict[str, Any]], Document], path: Path) -> None:
     """The record first; then its tables on the terminal, and its report beside it."""
-    replace_file(path, json.dumps(data, indent=1) + "\n")
+    write_json(path, data)
     made = document(data)
     print(render.terminal(made) + "\n", path, *write_beside(made, path), sep="\n")
 

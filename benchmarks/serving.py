@@ -27,7 +27,7 @@ from benchmarks import machine
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
 from benchmarks.timing import summary
-from cosformer.atomic import replace
+from cosformer.atomic import write_json
 from cosformer.cli.parser import number, positive_int
 from cosformer.models import CosformerConfig, CosformerForCausalLM, byte_tokenizer, token_fields
 
@@ -245,7 +245,7 @@ def main(words: list[str] | None = None) -> int:
     check_out(p, args.out)
     data = measure(args)
     if args.out is not None:
-        replace(args.out, json.dumps(data, indent=1) + "\n")
+        write_json(args.out, data)
     print(
         f"{data['requests']:,} texts and {data['tokens']:,} tokens in {data['seconds']:.0f} s: "
         f"{data['tokens_per_s']:,.0f} tokens/s ({data['offline_tokens_per_s']:,.0f} by generate(), one text "

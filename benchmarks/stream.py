@@ -6,7 +6,6 @@ The last 1,000 outputs are compared, row by row, with those computed in float64 
 the bytes of the state are counted on the way.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
 from cosformer import CosformerState, cosformer_attention
+from cosformer.atomic import write_json
 from cosformer.cli.parser import positive_int
 
 FORMAT = "cosformer stream benchmark 1"
@@ -71,7 +71,7 @@ def main(words: list[str] | None = None) -> None:
     check_out(p, args.out)
     data = header(FORMAT, torch.device("cpu")) | stream(args.tokens, Progress())
     if args.out is not None:
-        args.out.write_text(json.dumps(data, indent=1) + "\n")
+        write_json(args.out, data)
     print(
         f"{data['tokens']:,} tokens in {data['seconds']:.0f} s; state of {data['state_bytes']} bytes; the "
         f"worst of the last {LAST:,} rows is off by {data['worst_row']:.1e}"

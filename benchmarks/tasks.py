@@ -28,7 +28,7 @@ import torch
 from benchmarks import listops_judge, machine
 from benchmarks.terminal import Parser
 from cosformer import tasks
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.report.sections.generators import document
 from cosformer.report.write import write_beside
 from cosformer.tasks.base import SPLITS
@@ -169,7 +169,7 @@ def main() -> None:
         data["tasks"] = measure(args.share, args.path_x)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"tasks-cpu-{data['date'][:10].replace('-', '')}"
-    replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+    write_json(path.with_suffix(".json"), data)
     print(*write_beside(document(data), path.with_suffix(".json")), sep="\n")
     if args.sheet:
         task = tasks.build("pathfinder")

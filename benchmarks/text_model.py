@@ -10,7 +10,6 @@ and nothing is compiled. Softmax is PyTorch's, cuDNN's kernel on a GPU.
 """
 
 import gc
-import json
 import sys
 import time
 from contextlib import nullcontext
@@ -27,7 +26,7 @@ from benchmarks.evidence_plan import OURS, WINDOWS, parts
 from benchmarks.record import header
 from benchmarks.terminal import Parser, Progress, plain
 from cosformer import attention
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.models import CosformerConfig, CosformerForSequenceClassification
 from cosformer.report.sections.text_model import FORMAT, document, table
 from cosformer.report.write import write_beside
@@ -167,7 +166,7 @@ def main() -> None:
                 if all("failed" in x for x in found):
                     lost.add(row)
             data["measured"] += found
-            replace_file(path, json.dumps(data, indent=1) + "\n")
+            write_json(path, data)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     progress.end()

@@ -6,7 +6,6 @@ those of forward and backward alone over the same batches.
 
 import argparse
 import datetime
-import json
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ import torch
 from benchmarks import machine
 from benchmarks.terminal import Parser, plain
 from cosformer import tasks
-from cosformer.atomic import replace as replace_file
+from cosformer.atomic import write_json
 from cosformer.report.sections.training import speeds, training_document
 from cosformer.report.write import write_beside
 from cosformer.tasks.io.sources import DataError
@@ -138,7 +137,7 @@ def save(data: dict[str, Any], folder: Path, device: torch.device) -> Path:
     """After every measurement, so that a run cut short leaves what it has."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"training-{device.type}-{data['date'][:10].replace('-', '')}"
-    replace_file(path.with_suffix(".json"), json.dumps(data, indent=1) + "\n")
+    write_json(path.with_suffix(".json"), data)
     return write_beside(training_document(data), path.with_suffix(".json"))[0]
 
 

@@ -8,7 +8,6 @@ against cuDNN's softmax and FlexAttention (compiled) with a sliding window of 25
 8 heads. Time a token for windows of every width says that the cost is linear for all of them.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,8 @@ from benchmarks.attention_operator import device_for
 from benchmarks.contenders import MODES, PHASES, Contender, Shape, Work
 from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
-from cosformer import CosformerState, atomic, cosformer_attention
+from cosformer import CosformerState, cosformer_attention
+from cosformer.atomic import write_json
 from cosformer.cli.parser import positive_int
 from cosformer.ops import backends, decode_step
 
@@ -276,7 +276,7 @@ def main(words: list[str] | None = None) -> None:
 
     def save(found: Record) -> None:
         if args.out is not None:
-            atomic.replace(args.out, json.dumps(data | found, indent=1) + "\n")
+            write_json(args.out, data | found)
 
     print(table(data | measure(where.type, tuple(args.dims), args.seconds, save, Progress())))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import resource
 import subprocess
 import sys
 from contextlib import suppress
@@ -47,13 +48,32 @@ def resident(field: str) -> int | None:
     return int(said.split()[0]) * 1024 if said else None
 
 
-def forget_peak() -> bool:
-    """VmHWM counts from here on; False where the system does not do so."""
+def forget_peak(device: torch.device | None = None) -> bool:
+    """The peak counts from here on: of tensors on a GPU, else VmHWM; False where the system does not do
+    so."""
+    if device is not None and device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return False
     return True
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes since `forget_peak`: of tensors on a GPU; on a CPU of the process (since its start, where
+    the peak cannot be reset)."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    most = resident("VmHWM")
+    if most is not None:
+        return most
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Constants shared by the writers and readers of records of runs. Imports nothing heavy."""
+"""What the writers and readers of records of runs share. Imports nothing heavy."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 FORMAT = "cosformer run 1"
@@ -26,3 +26,44 @@ def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if old in settings and new in settings:
             raise ValueError(f"{old} is the old name of {new}: give one of them, not both.")
     return {RENAMED_FIELDS.get(name, name): value for name, value in settings.items()}
+
+
+def wrong(record: Mapping[str, Any], *, complete: bool = False) -> str | None:
+    """What is wrong with a record of a run, or None. One that was made elsewhere may lack what no table
+    needs; a `complete` one is as training writes it."""
+    figures = ("steps", "parameters", "peak_memory_bytes", "tokens", "wall_time_s")
+    needed = ("task", "mechanism", "metric", *(("settings", "tokens_per_s", *figures) if complete else ()))
+    missing = [key for key in needed if key not in record]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    metric = _object(record["metric"])
+    name = metric.get("name")
+    for split in ("valid", "test") if complete else ("test",):
+        if not isinstance(name, str) or name not in _object(metric.get(split)):
+            return f"has no score on the {split} split"
+    parts = ("settings", "hardware", "versions", "commit", "chance")
+    settings, hardware, _, commit, chance = (_object(record.get(key)) for key in parts)
+    valid, test = _object(metric.get("valid")), metric["test"]
+    checks: list[tuple[Mapping[str, Any], Iterable[str], Any, str]] = [
+        (test, test, int | float, "a number"),
+        (valid, valid, int | float, "a number"),
+        (chance, chance, int | float, "a number"),
+        (metric, ("best_step",), int if complete else int | None, "a step"),
+        (record, ("task", "mechanism", "date"), str, "text"),
+        (record, ("scale",), str | None, "text"),
+        (record, parts, dict, "an object"),
+        (record, figures, int | float if complete else int | float | None, "a number"),
+        (record, ("tokens_per_s",), int | float | None, "a number"),
+        (settings, ("model", "task_settings"), dict, "an object"),
+        (hardware, ("cpu", "gpu"), str | None, "text"),
+        (commit, ("id",), str | None, "text"),
+    ]
+    for where, keys, kind, wanted in checks:
+        for key in keys:
+            if key in where and not isinstance(where[key], kind):
+                return f"has {where[key]!r:.60} for {key}, where {wanted} is expected"
+    return None
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cosformer.models import CosformerConfig, CosformerForCausalLM, defaults
+from cosformer.models.defaults import recommended
 from cosformer.training import Run
 from cosformer.training.model import configuration
-from cosformer.training.recipes import recommended
 from tests.models.tiny import build, tokens
 
 # As written by hand, and as a folder from before `defaults_version` has it: no options, no lists.

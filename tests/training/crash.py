@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from cosformer import atomic
+from cosformer import atomic, record_file
 from cosformer.tasks import register
 from cosformer.training import Interrupted, checkpoint, train
 from cosformer.training.loop import Loop
@@ -79,7 +79,7 @@ def arm(death):
             die()
         return done
 
-    atomic.flush = atomic.flush = checkpoint.flush = counted
+    atomic.flush = record_file.flush = checkpoint.flush = counted
     Path.rename = renamed
 
 

@@ -8,7 +8,7 @@ import torch
 from cosformer import machine, reading, tasks
 from cosformer.models import CosformerForCausalLM, CosformerForSequenceClassification
 from cosformer.training import best, checkpoint, evaluate, main, model, parallel, train
-from cosformer.training.clock import Clock, peak_memory
+from cosformer.training.clock import Clock
 from cosformer.training.loop import Loop
 from cosformer.training.objective import Objective
 from cosformer.training.status import Status
@@ -309,7 +309,7 @@ def test_progress_says_how_far_it_is(tmp_path):
 def test_the_peak_of_a_run_is_not_that_of_what_came_before():
     cpu = torch.device("cpu")
     large = torch.ones(100 * 2**20)
-    before = peak_memory(cpu)
+    before = machine.peak_memory(cpu)
     del large
     Clock(cpu)
-    assert peak_memory(cpu) < before - 200 * 2**20
+    assert machine.peak_memory(cpu) < before - 200 * 2**20

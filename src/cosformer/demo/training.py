@@ -1,7 +1,6 @@
 """Trains both models on the same windows of text in the same order, one after the other, for as many steps as
 fit into the time."""
 
-import json
 import math
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 
 from cosformer import tasks
 from cosformer.demo.settings import Settings
+from cosformer.reading import json_lines
 from cosformer.report.sections.demo import MECHANISMS
 from cosformer.terminal import Progress
 from cosformer.training import best
@@ -65,8 +65,7 @@ def train(settings: Settings, steps: int, folder: Path, progress: Progress) -> d
 
 def curve(log: Path, seconds_a_step: float, points: int = 60) -> list[tuple[int, float, float]]:
     """(step, seconds, bits per character) along a run, means over stretches of steps."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    losses = [(line["step"], line["loss"]) for line in json_lines(log) if "loss" in line]
     stretch = max(1, len(losses) // points)
     found = []
     for i in range(0, len(losses) - stretch + 1, stretch):

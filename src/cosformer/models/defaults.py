@@ -93,6 +93,19 @@ def mixture(layers: int, kv_heads: int) -> tuple[Any, Any]:
     return names, [widest if name == "softmax" else parameters(name, kv_heads) for name in names]
 
 
+def recommended(width: int, kv_heads: int, intermediate: int | None = None) -> dict[str, Any]:
+    """Fields of the model that this library recommends, as docs/results.md found it, at the sizes of another:
+    windows for all heads, a gate, and norms of outputs, queries and keys. The feed-forward is narrower by the
+    weights of the gate, so that there are as many parameters as without."""
+    chosen = {name: VERSIONS[CURRENT][name] for name in ("output_gate", "output_norm", "qk_norm")}
+    return {
+        "position": "none",
+        "attention_parameters": parameters("cosformer", kv_heads),
+        **chosen,
+        "intermediate_size": (intermediate or 4 * width) - width // 2,
+    }
+
+
 def completed(saved: dict[str, Any]) -> dict[str, Any]:
     """A saved configuration with every field that it leaves to the defaults of its version."""
     version = saved.get("defaults_version", 1)

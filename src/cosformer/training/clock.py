@@ -1,7 +1,5 @@
-"""Throughput and peak memory of a run, of training alone."""
+"""Throughput of a run, of training alone."""
 
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +23,7 @@ class Clock:
         self._spent = 0.0
         self._since: float | None = None
         self._began = self._stretch = time.monotonic()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        else:
-            machine.forget_peak()
+        machine.forget_peak(device)
 
     def started_after(self, steps: int, planned: int) -> bool:
         """Whether warm-up ends after this number of steps of this stretch."""
@@ -74,14 +69,3 @@ class Clock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.monotonic()
-
-
-def peak_memory(device: torch.device) -> int:
-    """Peak bytes since the clock was made: of tensors on a GPU; on a CPU of the process (since its start,
-    where the peak cannot be reset)."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    most = machine.resident("VmHWM")
-    if most is not None:
-        return most
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

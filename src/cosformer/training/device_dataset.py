@@ -52,15 +52,10 @@ class DeviceDataset:
                 if name.endswith("attention_mask"):
                     lengths.setdefault(name.removesuffix("attention_mask"), []).append(_lengths(x))
             _refuse(blocks, self.samples, limit)
-        filler = {
-            "input_ids": task.pad_token_id or 0,
-            "pair_input_ids": task.pad_token_id or 0,
-            "labels": -100,
-        }
+        pad = task.pad_token_id or 0
+        filler = {"input_ids": pad, "pair_input_ids": pad, "labels": -100}
         self.dtypes = {name: x.dtype for name, x in task.collate([keyed[0, 0]]).items()}
-        self.columns = {
-            name: _joined(parts, filler.get(name, 0)).to(device) for name, parts in blocks.items()
-        }
+        self.columns = {n: _joined(parts, filler.get(n, 0)).to(device) for n, parts in blocks.items()}
         # On the CPU: the length of a batch is then known without waiting for the device.
         self.lengths = {prefix: torch.cat(parts) for prefix, parts in lengths.items()}
 

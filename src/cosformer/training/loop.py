@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from cosformer import atomic, random_features
+from cosformer import atomic, machine, random_features
 from cosformer.models.loading import load_weights
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, parallel, schedules, states
-from cosformer.training.clock import Clock, peak_memory
+from cosformer.training.clock import Clock
 from cosformer.training.cuda_graph import GraphedBackward
 from cosformer.training.evaluation import Stopped, score
 from cosformer.training.interrupt import Interrupt
@@ -220,7 +220,8 @@ class Loop:
         main = self.mesh.is_main
         with self.clock.paused():
             self.clock.note(self.status)
-            self.status.peak_memory_bytes = max(self.status.peak_memory_bytes, peak_memory(self.mesh.device))
+            peak = machine.peak_memory(self.mesh.device)
+            self.status.peak_memory_bytes = max(self.status.peak_memory_bytes, peak)
             self.log.flush()
             path = checkpoint.aside(self.folder, self.status.step)
             if main:

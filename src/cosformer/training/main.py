@@ -19,7 +19,6 @@ from cosformer.peers import Peers
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, model, record
 from cosformer.training import folder as folders
-from cosformer.training.clock import peak_memory
 from cosformer.training.device_dataset import LIMIT, DeviceDataset, TooLarge, is_static
 from cosformer.training.interrupt import Interrupt
 from cosformer.training.loader import LoaderDataset
@@ -116,7 +115,7 @@ def _train(
                 f"stopped at step {status.step} of {run.steps}: train in the same folder to continue"
             ) from None
     loop.clock.note(status)
-    status.peak_memory_bytes = max(status.peak_memory_bytes, peak_memory(mesh.device))
+    status.peak_memory_bytes = max(status.peak_memory_bytes, machine.peak_memory(mesh.device))
     made = record.new(
         run, task, status, test, identity=identity, parameters=net.num_parameters(),
         device=mesh.device, processes=mesh.size, commit=commit,

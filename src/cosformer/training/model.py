@@ -41,9 +41,7 @@ def configuration(run: Run, task: Task) -> CosformerConfig:
         "vocab_size": task.vocab_size,
         "max_position_embeddings": task.length,
         "pad_token_id": task.pad_token_id,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "decoder_start_token_id": None,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id")),
     }
     if task.num_labels is not None:
         sizes["num_labels"] = task.num_labels

@@ -19,7 +19,7 @@ from cosformer.recipe_files import check, folder, names
 from cosformer.record_format import current_names
 from cosformer.training.run import Run, refuse_unknown
 
-__all__ = ["RECOMMENDED", "Table", "build", "load", "names", "recommended"]
+__all__ = ["RECOMMENDED", "Table", "build", "load", "names"]
 RECOMMENDED = "recommended"  # in place of an attention: the model that this library recommends
 SCALES = ("tiny", "small", "paper")
 Settings = Mapping[str, Any]
@@ -66,12 +66,8 @@ class Table:
             self._recommended(scale, name, overrides.get("model", {})),
             overrides,
         )
-        made: dict[str, Any] = {
-            "task": self.task,
-            "attention": attention,
-            "recipe": self.task,
-            "scale": scale,
-        }
+        made: dict[str, Any] = {"task": self.task, "recipe": self.task, "scale": scale}
+        made["attention"] = attention
         for layer in layers:
             for name, value in current_names(layer).items():
                 merged = name in ("task_settings", "model")
@@ -84,7 +80,7 @@ class Table:
         own = {**self.shared.get("model", {}), **getattr(self, scale).get("model", {})}
         sizes = {**own, **asked}
         heads = sizes.get("num_key_value_heads") or sizes["num_attention_heads"]
-        model = recommended(sizes["hidden_size"], heads, own.get("intermediate_size"))
+        model = defaults.recommended(sizes["hidden_size"], heads, own.get("intermediate_size"))
         if attention == "cosformer":
             return {"model": model}
         if scale not in self.recommended_at:
@@ -102,20 +98,6 @@ class Table:
         )  # fmt: skip
 
 
-def recommended(width: int, kv_heads: int, intermediate: int | None = None) -> dict[str, Any]:
-    """Fields of the model that this library recommends, as docs/results.md found it, for a table's `model`:
-    windows for all heads, a gate, and norms of outputs, queries and keys. The feed-forward is narrower by the
-    weights of the gate, so that there are as many parameters as without."""
-    return {
-        "position": "none",
-        "attention_parameters": defaults.parameters("cosformer", kv_heads),
-        "output_gate": "silu",
-        "output_norm": True,
-        "qk_norm": True,
-        "intermediate_size": (intermediate or 4 * width) - width // 2,
-    }
-
-
 def load(name_or_path: str | Path) -> ModuleType:
     """The module of a recipe, by name or by path."""
     check(name_or_path)
@@ -129,12 +111,9 @@ def load(name_or_path: str | Path) -> ModuleType:
 
 
 def build(
-    name_or_path: str | Path,
-    *,
-    scale: str = "small",
-    attention: str | list[str] = "cosformer",
+    name_or_path: str | Path, *, scale: str = "small", attention: str | list[str] = "cosformer",
     **overrides: Any,
-) -> Run:
+) -> Run:  # fmt: skip
     """The run of a recipe."""
     made = load(name_or_path).build(scale=scale, attention=attention, **overrides)
     if not isinstance(made, Run):

@@ -7,15 +7,10 @@ from typing import Any
 import torch
 
 from cosformer import machine, reading
-from cosformer.record_format import FORMAT
+from cosformer.record_format import FORMAT, wrong
 from cosformer.tasks import Task
 from cosformer.training.run import Run
 from cosformer.training.status import Status
-
-_KINDS: dict[str, Any] = {
-    "task": str, "mechanism": str, "settings": dict, "metric": dict, "steps": int, "wall_time_s": int | float,
-    "tokens": int, "tokens_per_s": int | float | None, "peak_memory_bytes": int, "parameters": int,
-}  # fmt: skip
 
 
 def new(
@@ -61,25 +56,9 @@ def new(
 def read(path: Path, identity: str) -> dict[str, Any]:
     """The record that a finished run has left in its folder."""
     advice = "Remove it: the run is then tested again, but not trained."
-    found = reading.json_file(path, advice)
-    wrong = _wrong(found, identity)
-    if wrong is not None:
-        raise ValueError(f"{path} is damaged: {wrong}. {advice}")
-    made: dict[str, Any] = found
-    return made
-
-
-def _wrong(found: Any, identity: str) -> str | None:
-    if not isinstance(found, dict):
-        return "it holds no record"
-    if found.get("id") != identity:
-        return "it is the record of another run"
-    for name, kind in _KINDS.items():
-        if not isinstance(found.get(name), kind):
-            return f"{name} is {found.get(name)!r:.60}"
-    metric = found["metric"]
-    name = metric.get("name")
-    scores = [metric.get(split) for split in ("valid", "test")]
-    if not all(isinstance(s, dict) and isinstance(s.get(name), int | float) for s in scores):
-        return "it has no scores"
-    return None if isinstance(metric.get("best_step"), int) else "it does not say which step was best"
+    found = reading.json_object(path, advice)
+    other = None if found.get("id") == identity else "is the record of another run"
+    said = other or wrong(found, complete=True)
+    if said is not None:
+        raise ValueError(f"{path} is damaged: it {said}. {advice}")
+    return found

@@ -33,6 +33,7 @@ KINDS = {
     "cosformer serving benchmark": serving.serving,
     "cosformer leaks benchmark": serving.leaks,
     "cosformer training benchmark": training.training_section,
+    "cosformer one rank benchmark": training.one_rank_section,
     "cosformer tasks benchmark": generators.section,
     "cosformer scaling simulation": scaling.section,
     "cosformer campaign": campaign.section,

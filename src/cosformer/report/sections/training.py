@@ -44,6 +44,26 @@ def training_document(data: Record) -> Document:
     return Document("Training beside the model's own speed", lead, opening=opening)
 
 
+def one_rank_section(record: Record) -> Section:
+    """For the page."""
+    names = {
+        "bare": "forward and backward alone", "alone": "a run by itself",
+        "launched": "the one process of a launcher, weights to share (FSDP2)",
+    }  # fmt: skip
+    speed, made = record["tokens_per_s"], record["settings"]
+    rows = [
+        [words, f"{speed[way]:,.0f}", f"{speed[way] / speed['bare']:.1%}"] for way, words in names.items()
+    ]
+    note = (
+        f"{made['task']}, {made['batch_size']} texts of {made['task_settings']['length']:,} tokens; the "
+        f"launched run has {record['share_of_alone']:.1%} of the speed of the one by itself."
+    )
+    table = Table(["", "tokens/s", "of the bare model"], rows, note)
+    return Section(
+        f"One process of a launcher: {hardware_words(record)}", [table, source(record)], "one-rank"
+    )
+
+
 def steps(data: Record) -> Table:
     rows = [
         [
