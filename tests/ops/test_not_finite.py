@@ -13,6 +13,7 @@ KINDS = {
     "short": {"length": 24, "at": 13},  # one square for all
     "grouped": {"heads": 4, "kv_heads": 2},
     "narrow window": {"windows": (5,)},
+    "narrow windows": {"heads": 3, "windows": (2, 5, 9)},  # computed together
     "wide window": {"windows": (320,)},
     "both kinds of heads": {"heads": 2, "windows": (7, None)},
     "mask": {"mask": True},

@@ -7,6 +7,7 @@ import torch
 
 from cosformer import CosformerState, cosformer_attention
 from cosformer.ops import decode_step
+from cosformer.ops.chunked import windowed, workspace
 
 from .cases import distance
 
@@ -258,3 +259,39 @@ def test_no_horizon_is_needed_where_every_head_has_a_window():
     assert out.shape == more.shape
     with pytest.raises(ValueError, match="horizon must be given"):
         cosformer_attention(q, k, v, windows=(4, None), causal=True, return_state=True)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("batch", "heads", "length", "past"), [(1, 6, 200, 0), (2, 12, 130, 0), (2, 6, 5, 40)]
+)
+@pytest.mark.parametrize("spoilt", [None, float("nan")])
+def test_narrow_heads_together_and_apart(batch, heads, length, past, causal, spoilt, monkeypatch):
+    """Small heads with narrow windows are computed together, in memory that is kept: the same numbers as one
+    by one, and what a call has returned stays as it is."""
+    windows = (2, 32, 1, 7, 40, 33)
+    q, g = (torch.randn(batch, length, heads, 16, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(batch, length + past, 6, 16, dtype=torch.float64) for _ in range(2))
+    if spoilt is not None:
+        k[0, length // 2, 3], v[-1, -1, 0] = spoilt, spoilt
+
+    def results():
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        options = {"windows": windows, "causal": causal, "query_offset": past, "backend": "chunked"}
+        out = cosformer_attention(*leaves, **options)
+        return [out.detach(), *torch.autograd.grad(out, leaves, g)]
+
+    groups = []
+    real = windowed._groups
+    monkeypatch.setattr(windowed, "_groups", lambda args: [groups.append(x) or x for x in real(args)])
+    together = results()
+    assert [x.windows for x in groups][:3] == [(2, 32, 1, 7), (40,), (33,)]
+    kept = [x.clone() for x in together]
+    monkeypatch.setattr(windowed, "SMALL", 0)
+    apart = results()
+    assert len(groups) == 2 * 3 + 2 * 6, "forward and backward, together and apart"
+    monkeypatch.setattr(workspace, "SMALL", 0)
+    for ours, alone, fresh, before in zip(together, apart, results(), kept, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-12, atol=1e-12, equal_nan=True)
+        torch.testing.assert_close(alone, fresh, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(ours, before, rtol=0, atol=0, equal_nan=True)

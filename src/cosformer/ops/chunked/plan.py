@@ -18,11 +18,12 @@ from cosformer.ops.seen import apart, finite
 # With 64 tokens the quadratic part inside a chunk costs less than the state. A step takes several chunks, to
 # save calls of PyTorch operators, within two bounds: its buffers hold about BUFFER elements (they should stay
 # in a CPU's cache; on a GPU, where each call launches a kernel, LARGE_BUFFER), and a long sequence is at
-# least PARTS steps, so that the buffers stay smaller than the inputs.
+# least PARTS steps, so that the buffers stay smaller than the inputs, unless they are below LEAST elements.
 CHUNK = 64
 BUFFER = 2**19
 LARGE_BUFFER = 2**22
 PARTS = 4
+LEAST = 2**16
 
 
 def most_chunks(heads: int, dims: tuple[int, int], device: torch.device) -> int:
@@ -34,7 +35,7 @@ def most_chunks(heads: int, dims: tuple[int, int], device: torch.device) -> int:
 def tiling(length: int, heads: int, dims: tuple[int, int], device: torch.device) -> tuple[int, int]:
     """Chunks of a step, and rows of the batch that are computed together."""
     chunks, most = -(-length // CHUNK), most_chunks(heads, dims, device)
-    fill = min(max(PARTS, -(-chunks // PARTS)), most)
+    fill = min(max(PARTS, -(-chunks // PARTS), LEAST // (heads * max(dims) * CHUNK)), most)
     return fill, max(1, most // min(fill, max(1, chunks)))
 
 

@@ -18,25 +18,34 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from cosformer.ops.chunked.workspace import scratch
 from cosformer.ops.windows import CHUNK, NARROW
 
 STEP = 2**19  # numbers in the squares of a step: they stay in the cache of a CPU
 LARGE_STEP = 2**24  # where each call starts a kernel
 
 
-def windowed_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
-    """a [N, Ta, F], b [N, Tb, F], c [N, Tb, E]; row i of a stands at i + offset. y [N, Ta, E]."""
-    length = b.shape[1]
+def windowed_sum(
+    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str
+) -> Tensor:
+    """a [N, Ta, F], b [N, Tb, F], c [N, Tb, E]; row i of a stands at i + offset. y [N, Ta, E]. One window for
+    all N; or several narrow ones, which the N have in turn, and of which none looks further than `back` and
+    `ahead`. What is returned may be memory (`scratch`) of that name."""
+    length, rows = b.shape[1], a.shape[1]
     # Rows whose window holds nothing stay zero, and no window is longer than there are columns.
     first = max(0, -ahead - offset)
-    last = min(a.shape[1], length + back - offset)
+    last = min(rows, length + back - offset)
     if first >= last or length == 0:
         return a.new_zeros((*a.shape[:2], c.shape[2]))
-    run = _band_sum if window <= NARROW else _wide_sum
-    y = run(a[:, first:last], b, c, window, back, ahead, offset + first)
-    if y.shape[1] == a.shape[1]:
+    own, at = a[:, first:last], offset + first
+    if max(windows) <= NARROW:
+        y = _band_sum(own, b, c, windows, back, ahead, at, name)
+    else:
+        (window,) = windows
+        y = _wide_sum(own, b, c, window, back, ahead, at)
+    if y.shape[1] == rows:
         return y
-    return torch.nn.functional.pad(y, (0, 0, first, a.shape[1] - last))
+    return torch.nn.functional.pad(y, (0, 0, first, rows - last))
 
 
 @lru_cache(256)
@@ -49,7 +58,22 @@ def window_weights(
     return w.to(device, dtype)
 
 
-def _band_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
+@lru_cache(256)
+def weights_of_each(
+    rows: int, columns: int, start: int, windows: tuple[int, ...], back: int, ahead: int, dtype: torch.dtype,
+    device: str,
+) -> Tensor:  # fmt: skip
+    """Those of several windows [windows, rows, columns]; of one [rows, columns]."""
+    made = [
+        window_weights(rows, columns, start, w, min(back, w - 1), min(ahead, w - 1), dtype, device)
+        for w in windows
+    ]
+    return made[0] if len(made) == 1 else torch.stack(made)
+
+
+def _band_sum(
+    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str
+) -> Tensor:
     n, rows, _ = a.shape
     length = b.shape[1]
     back, ahead = min(back, offset + rows - 1), min(ahead, max(0, length - 1 - offset))
@@ -59,23 +83,29 @@ def _band_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: in
     tiles = -(-rows // tile)
     # Rows of the batch lie one behind another, with as much nothing between them as a window can see.
     stride = tiles if n == 1 else tiles + -(-(back + ahead) // tile)
-    a = _laid_out(a, 0, n, stride * tile, 0)
+    a = _laid_out(a, 0, n, stride * tile, 0, "rows")
     before = offset - back  # the column that the first tile begins with
-    b, c = (_laid_out(x, before, n, stride * tile, width) for x in (b, c))
+    b = _laid_out(b, before, n, stride * tile, width, "columns")
+    c = _laid_out(c, before, n, stride * tile, width, "values")
+    weights = weights_of_each(tile, width, back, windows, back, ahead, a.dtype, str(a.device))
     count = (n - 1) * stride + tiles
+    step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (tile * width))
+    several = len(windows) > 1
+    if several:  # all at once: in turn, the tiles of each of the N have the weights of one window
+        step = count = n * stride
+        weights = weights[:, None]
     a = a[: count * tile].view(count, tile, -1)
     b, c = (x.as_strided((count, width, x.shape[1]), (tile * x.shape[1], x.shape[1], 1)) for x in (b, c))
-    weights = window_weights(tile, width, back, window, back, ahead, a.dtype, str(a.device))
-    y = a.new_empty((n * stride, tile, c.shape[2]))
-    step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (tile * width))
+    y = scratch(name, (n * stride, tile, c.shape[2]), a)
     for t in range(0, count, step):
         part = slice(t, min(t + step, count))
-        p = torch.bmm(a[part], b[part].mT).mul_(weights)
+        p = torch.bmm(a[part], b[part].mT, out=scratch("weights", (part.stop - t, tile, width), a))
+        (p.view(-1, len(windows), stride, tile, width) if several else p).mul_(weights)
         torch.bmm(p, c[part], out=y[part])
     return y.view(n, stride * tile, -1)[:, :rows]
 
 
-def _laid_out(x: Tensor, before: int, n: int, length: int, more: int) -> Tensor:
+def _laid_out(x: Tensor, before: int, n: int, length: int, more: int, name: str) -> Tensor:
     """Rows [n, T, F] one behind another [n * length + more, F], each from its row `before` on (zeros where
     that is negative), with zeros behind it. The last one may be longer by `more`."""
     skip, zeros = max(0, before), max(0, -before)
@@ -84,7 +114,7 @@ def _laid_out(x: Tensor, before: int, n: int, length: int, more: int) -> Tensor:
     x = x[:, skip : skip + length - zeros]
     if n == 1 and zeros == 0 and x.shape[1] == length and x.is_contiguous():
         return x[0]
-    flat, end = x.new_empty((n * length + more, x.shape[2])), zeros + x.shape[1]
+    flat, end = scratch(name, (n * length + more, x.shape[2]), x), zeros + x.shape[1]
     rows = flat[: n * length].view(n, length, -1)
     rows[:, zeros:end] = x
     for margin in (rows[:, :zeros], rows[:, end:], flat[n * length :]):

@@ -15,6 +15,7 @@ finite left out, and rows that could see such an operand become NaN: what lies b
 document or behind a mask has no influence, whatever it holds.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -24,20 +25,24 @@ from torch import Tensor
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Saved
 from cosformer.ops.chunked.residual import residual, span
-from cosformer.ops.chunked.window_sums import window_weights, windowed_sum
+from cosformer.ops.chunked.window_sums import weights_of_each, windowed_sum
+from cosformer.ops.chunked.workspace import SMALL, scratch
 from cosformer.ops.packing import Bundle, bundles, document_bounds
 from cosformer.ops.seen import finite
 
 Triple = tuple[Tensor, Tensor, Tensor]
 SHORT = 32  # queries or keys: fewer make no whole tile of a band
 SQUARE = 2**14  # pairs: the weights of a square are kept for the next call
+MERGED = 32  # tokens
 
 
 class Group(NamedTuple):
-    """Neighbouring key heads with the same window."""
+    """Neighbouring key heads that are computed together: with the same window, or small ones with several of
+    at most MERGED tokens, where a call costs more than its numbers do. `windows`: of each head, or one of
+    all."""
 
     heads: slice
-    window: int
+    windows: tuple[int, ...]
 
 
 def forward(args: AttentionArgs, out: Tensor, den: Tensor) -> None:
@@ -52,7 +57,7 @@ def forward(args: AttentionArgs, out: Tensor, den: Tensor) -> None:
     for group in _groups(args):
         x = Operands(args, group)
         for g in range(args.group):
-            n, d = x.forward(x.queries(args.q, g))
+            n, d = x.forward(x.queries(args.q, g, "q"))
             x.write(out, g, n / d.clamp_min(args.eps))
             x.write(den.unsqueeze(-1), g, d)
 
@@ -74,9 +79,11 @@ def backward(args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple) -> N
         x = Operands(args, group)
         dk = dv = x.k
         for g in range(args.group):
-            row = (x.queries(y, g) for y in (args.q, grad, saved.out, saved.den.unsqueeze(-1)))
-            dq, dk_g, dv_g = x.backward(*row)
+            rows = {"q": args.q, "g": grad, "o": saved.out, "d": saved.den.unsqueeze(-1)}
+            dq, dk_g, dv_g = x.backward(*(x.queries(y, g, name) for name, y in rows.items()))
             x.write(into[0], g, dq)
+            if args.group > 1 and g == 0:
+                dk_g, dv_g = dk_g.clone(), dv_g.clone()
             dk, dv = (dk_g, dv_g) if g == 0 else (dk.add_(dk_g), dv.add_(dv_g))
         x.write_keys(into[1], dk)
         x.write_keys(into[2], dv)
@@ -87,26 +94,28 @@ class Operands:
 
     def __init__(self, args: AttentionArgs, group: Group):
         self.group, self.per_key = group, args.group
-        self.window, self.eps = group.window, args.eps
-        self.back, self.ahead = self.window - 1, 0 if args.causal else self.window - 1
+        self.windows, self.eps = group.windows, args.eps
+        self.back = max(self.windows) - 1
+        self.ahead = 0 if args.causal else self.back
         # Keys that no query sees are left out: of a long past, a narrow window reads a few.
         last = args.query_offset + args.q.shape[1] + self.ahead
         length = args.k.shape[1]
         first = min(length, max(0, args.query_offset - self.back))
         self.seen = slice(first, max(first, min(length, last)))
         self.offset = args.query_offset - first
-        self.batch, self.dtype = args.q.shape[0], args.accum_dtype
+        self.batch, self.like = args.q.shape[0], args.q.new_empty(0, dtype=args.accum_dtype)
         self.heads = group.heads.stop - group.heads.start
-        self.k, v = (self._flat(x[:, self.seen, group.heads]) for x in (args.k, args.v))
+        k, v = (x[:, self.seen, group.heads] for x in (args.k, args.v))
+        self.k, v = self._flat(k, "k"), self._flat(v, "v")
         self.dv = v.shape[2]
         if args.key_mask is not None:
             hidden = ~args.key_mask[:, self.seen].repeat_interleave(self.heads, 0).unsqueeze(-1)
             self.k, v = self.k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
-        self.v1 = _with_columns(v, 1.0, 1.0)
+        self.v1 = _with_columns("v1", v, 1.0, 1.0)
 
-    def queries(self, x: Tensor, g: int) -> Tensor:
+    def queries(self, x: Tensor, g: int, name: str) -> Tensor:
         """Head g of those that share a key head, of a tensor [B, Tq, H, .]."""
-        return self._flat(x[:, :, self._of(g)])
+        return self._flat(x[:, :, self._of(g)], name)
 
     def write(self, into: Tensor, g: int, x: Tensor) -> None:
         into[:, :, self._of(g)] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
@@ -122,16 +131,22 @@ class Operands:
             self.group.heads.start * self.per_key + g, self.group.heads.stop * self.per_key, self.per_key
         )
 
-    def _flat(self, x: Tensor) -> Tensor:
-        return x.transpose(1, 2).to(self.dtype).flatten(0, 1).contiguous()
+    def _flat(self, x: Tensor, name: str) -> Tensor:
+        """[B, T, heads, n] as [N, T, n]: a view of one row of a batch, else memory of that name."""
+        b, t, h, n = x.shape
+        if b == 1 and x.dtype == self.like.dtype:
+            return x[0].transpose(0, 1)
+        made = scratch(name, (b * h, t, n), self.like)
+        made.view(b, h, t, n).copy_(x.transpose(1, 2))
+        return made
 
     def forward(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """n [N, Tq, Dv] and d [N, Tq, 1]."""
-        y = self._rows(q.relu(), self.k.relu(), self.v1)
+        y = self._rows(_relu(q, "q'"), _relu(self.k, "k'"), self.v1, "y")
         if not finite(y):
             bad, bad_keys = _not_finite(q), _not_finite(self.k) | _not_finite(self.v1)
             k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
-            y = self._rows(q.masked_fill(bad, 0).relu(), k.relu(), v1)
+            y = self._rows(q.masked_fill(bad, 0).relu(), k.relu(), v1, "y")
             y = y.masked_fill(bad | self._sees(bad_keys, q.shape[1]), torch.nan)
         return y[..., : self.dv], y[..., self.dv : self.dv + 1]
 
@@ -159,21 +174,22 @@ class Operands:
     def _backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor, k: Tensor, v1: Tensor) -> Triple:
         r = d.clamp_min(self.eps).reciprocal()
         free = (d >= self.eps).to(d.dtype).neg_()  # 0 where eps holds d, -1 elsewhere
-        e = (g * out).sum(-1, keepdim=True).neg_().masked_fill_(d < self.eps, 0)
-        q_, k_ = q.relu(), k.relu()
+        products = torch.mul(g, out, out=scratch("products", tuple(g.shape), g))
+        e = products.sum(-1, keepdim=True).neg_().masked_fill_(d < self.eps, 0)
+        q_, k_ = _relu(q, "q'"), _relu(k, "k'")
         few = min(q.shape[1], k.shape[1]) < SHORT and q.shape[1] * k.shape[1] <= SQUARE
         sums = self._square_sums if few else self._linear_sums
         dq, dk, dv = sums(q_, k_, v1, g, e, r, free)
-        relu_backward = torch.ops.aten.threshold_backward
-        return relu_backward(dq.mul_(r), q_, 0), relu_backward(dk, k_, 0), dv
+        gate = torch.ops.aten.threshold_backward.grad_input
+        return gate(dq.mul_(r), q_, 0, grad_input=dq), gate(dk, k_, 0, grad_input=dk), dv
 
     def _linear_sums(
         self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
     ) -> Triple:
         """dq' / r, dk' and dv."""
-        g1 = _with_columns(g, e, 0.0)
-        dq = self._rows(g1, v1, k_)
-        rho = residual(q_, dq, free, torch.empty_like(q_))
+        g1 = _with_columns("g1", g, e, 0.0)
+        dq = self._rows(g1, v1, k_, "dq")
+        rho = residual(q_, dq, free, scratch("products", tuple(q_.shape), q_))
         if rho is not None:
             change, rows = rho * r, span(rho, 1)
             dq[:, rows] += change[:, rows] * self._summed_keys(k_, rows)
@@ -181,9 +197,11 @@ class Operands:
             corrected = e + change
             g1[..., self.dv : self.dv + 1] = corrected
             g1[..., self.dv + 1 : self.dv + 2] = (e - corrected).add_(change)
-        dk = self._columns(v1, g1, r * q_)
+        weighted = torch.mul(r, q_, out=scratch("r q'", tuple(q_.shape), q_))
+        dk = self._columns(v1, g1, weighted, "dk")
         # The products of q' and k' as the forward made them: r undoes them exactly where there is one alone.
-        return dq, dk, self._columns(k_, q_, r * g)
+        weighted = torch.mul(r, g, out=scratch("r g", tuple(g.shape), g))
+        return dq, dk, self._columns(k_, q_, weighted, "dv")
 
     def _summed_keys(self, k_: Tensor, rows: slice) -> Tensor:
         """sum_j c(i - j) k'_j of some queries: what d_i is the product of q'_i with."""
@@ -194,42 +212,50 @@ class Operands:
             return torch.matmul(self._weights(count, k_, at), k_)
         ones = k_.new_ones((k_.shape[0], max(k_.shape[1], count), 1))
         of_rows, of_keys = ones[:, :count], ones[:, : k_.shape[1]]
-        return windowed_sum(of_rows, of_keys, k_, self.window, self.back, self.ahead, at)
+        return windowed_sum(of_rows, of_keys, k_, self.windows, self.back, self.ahead, at, "sums")
 
     def _weights(self, rows: int, k_: Tensor, at: int) -> Tensor:
-        """c(i - j) of `rows` queries, the first of which stands at key `at`."""
-        shape = (rows, k_.shape[1], at, self.window, self.back, self.ahead)
-        return window_weights(*shape, k_.dtype, str(k_.device))
+        """c(i - j) of `rows` queries, the first of which stands at key `at`: [rows, T], or [N, rows, T]."""
+        shape = (rows, k_.shape[1], at, self.windows, self.back, self.ahead)
+        found = weights_of_each(*shape, k_.dtype, str(k_.device))
+        return found if len(self.windows) == 1 else found.repeat(self.batch, 1, 1)
 
     def _square_sums(
         self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
     ) -> Triple:
         """The same over all pairs of few queries or keys."""
         weights = self._weights(q_.shape[1], k_, self.offset)
-        a = torch.bmm(_with_columns(g, e, 0.0), v1.mT).mul_(weights)
+        a = torch.bmm(_with_columns("g1", g, e, 0.0), v1.mT).mul_(weights)
         dq = torch.bmm(a, k_)
-        rho = residual(q_, dq, free, torch.empty_like(q_))
+        rho = residual(q_, dq, free, scratch("products", tuple(q_.shape), q_))
         if rho is not None:
             a.addcmul_(rho.mul_(r), weights)
             dq = torch.bmm(a, k_)
         p = torch.bmm(q_, k_.mT).mul_(weights)
         return dq, torch.bmm(a.mT, r * q_), torch.bmm(p.mT, r * g)
 
-    def _rows(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def _rows(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the queries, over keys."""
-        return windowed_sum(a, b, c, self.window, self.back, self.ahead, self.offset)
+        return windowed_sum(a, b, c, self.windows, self.back, self.ahead, self.offset, name)
 
-    def _columns(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def _columns(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the keys, over the queries that see them."""
-        return windowed_sum(a, b, c, self.window, self.ahead, self.back, -self.offset)
+        return windowed_sum(a, b, c, self.windows, self.ahead, self.back, -self.offset, name)
 
     def _sees(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` queries see a marked key [N, T, 1]."""
-        return _any_between(marked, length, self.offset - self.back, self.offset + self.ahead)
+        reach = [(self.offset - w + 1, self.offset + min(self.ahead, w - 1)) for w in self.windows]
+        return self._between(marked, length, reach)
 
     def _is_seen(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` keys are seen by a marked query."""
-        return _any_between(marked, length, -self.offset - self.ahead, -self.offset + self.back)
+        reach = [(-self.offset - min(self.ahead, w - 1), -self.offset + w - 1) for w in self.windows]
+        return self._between(marked, length, reach)
+
+    def _between(self, marked: Tensor, length: int, reach: list[tuple[int, int]]) -> Tensor:
+        each = marked.unflatten(0, (-1, len(reach)))
+        found = [_any_between(each[:, i], length, *ends) for i, ends in enumerate(reach)]
+        return torch.stack(found, 1).flatten(0, 1)
 
 
 def _any_between(marked: Tensor, length: int, low: int, high: int) -> Tensor:
@@ -244,10 +270,14 @@ def _not_finite(x: Tensor) -> Tensor:
     return ~x.isfinite().all(-1, keepdim=True)
 
 
-def _with_columns(x: Tensor, *more: Tensor | float) -> Tensor:
+def _relu(x: Tensor, name: str) -> Tensor:
+    return torch.clamp_min(x, 0, out=scratch(name, tuple(x.shape), x))
+
+
+def _with_columns(name: str, x: Tensor, *more: Tensor | float) -> Tensor:
     """[x, more ..., 0 ...], filled up to whole registers."""
     used = x.shape[2] + len(more)
-    wider = x.new_empty((*x.shape[:2], -(-used // 16) * 16))
+    wider = scratch(name, (x.shape[0], x.shape[1], -(-used // 16) * 16), x)
     wider[..., : x.shape[2]] = x
     for at, column in enumerate(more, x.shape[2]):
         wider[..., at : at + 1] = column
@@ -256,13 +286,22 @@ def _with_columns(x: Tensor, *more: Tensor | float) -> Tensor:
 
 
 def _groups(args: AttentionArgs) -> Iterator[Group]:
-    assert args.windows is not None
+    windows = args.windows
+    assert windows is not None
     first = 0
-    for head in range(1, len(args.windows) + 1):
-        if head == len(args.windows) or args.windows[head] != args.windows[first]:
-            if args.windows[first]:
-                yield Group(slice(first, head), args.windows[first])
-            first = head
+    for head in range(1, len(windows) + 1):
+        own = windows[first:head]
+        if head < len(windows) and (windows[head] == own[0] or _go_together(args, windows[first : head + 1])):
+            continue
+        if own[0]:
+            yield Group(slice(first, head), own if len(set(own)) > 1 else own[:1])
+        first = head
+
+
+def _go_together(args: AttentionArgs, windows: tuple[int, ...]) -> bool:
+    """Whether heads with these windows are narrow, and small all together."""
+    size = len(windows) * math.prod(args.q.shape[:2]) * max(args.q.shape[3], args.v.shape[3], 64)
+    return size <= SMALL and all(0 < w <= MERGED for w in windows)
 
 
 def _alone(args: AttentionArgs, b: Bundle) -> AttentionArgs:

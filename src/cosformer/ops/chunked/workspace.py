@@ -78,6 +78,17 @@ class Buffer:
         return self.parts[2][..., :1], self.parts[2][..., 1:2]
 
 
+SMALL = 2**18  # numbers: what is larger leaves the cache of a CPU before it is used again
+
+
+def scratch(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Memory for a temporary of heads with a window, of the type and on the device of another tensor. It is
+    valid until the same name is asked for again."""
+    if math.prod(shape) > SMALL:
+        return like.new_empty(shape)
+    return _of_windows.take(name, shape, like.dtype, like.device).whole
+
+
 class Workspace(threading.local):
     """Memory for buffers, kept from call to call by each thread: on a CPU, fresh pages can cost
     more than the arithmetic done in them. Other devices have allocators that see to this."""
@@ -108,3 +119,6 @@ class Workspace(threading.local):
                 self.memory[name, dtype] = flat
             self.buffers[key] = Buffer(flat[:size].view(shape), dv)
         return self.buffers[key]
+
+
+_of_windows = Workspace()
