@@ -203,6 +203,28 @@ def test_the_times_of_windows_are_those_of_the_record():
                 assert said == f"{time:.{len(said.partition('.')[2])}f}", (row, mode, phase)
 
 
+def test_the_times_of_windows_on_a_cpu_are_those_of_the_record():
+    record = json.loads((ROOT / "benchmarks" / "reports" / "windows-cpu-20261117.json").read_text())
+    text = (ROOT / "docs" / "performance.md").read_text()
+
+    def took(contender, length):
+        return next(
+            r["median_s"] for r in record["timings"]
+            if (r["contender"], r["length"], r["mode"]) == (contender, length, "causal")
+            and r["phase"] == "forward+backward"
+        )  # fmt: skip
+
+    ms = {(c, t): f"{1e3 * took(c, t):.3g} ms" for c in ("windows", "plain", "softmax") for t in (512, 4096)}
+    windows, plain, softmax = (ms[c, 4096] for c in ("windows", "plain", "softmax"))
+    said = f"takes {windows}, where the plain operator takes {plain} and softmax (SDPA) {softmax}; "
+    assert said + f"at T = 512 it takes {ms['windows', 512]} and softmax {ms['softmax', 512]}." in text
+    narrow, wide = (f"{took(f'window {w}', 16384):.2f} s" for w in (512, 8192))
+    assert f"every head 512 takes {narrow} at T = 16,384, every head 8,192 {wide}" in text
+    early, late = (d["median_s"] for d in record["decoding"])
+    assert f"takes {1e3 * early:.2f} ms, at position 1,000,000 as at 1,000" in text
+    assert late <= 1.1 * early
+
+
 def test_the_command_is_installed_by_name():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"] == {"cosformer": "cosformer.cli:main"}

@@ -40,12 +40,19 @@ KINDS = {
 }
 
 
+# Kinds of which the newest record of a GPU and that of a CPU are both shown.
+BY_DEVICE = ("cosformer windows benchmark",)
+
+
 def benchmarks(records: Sequence[Record]) -> list[Section]:
     """A section for each kind of benchmark, from its newest record."""
     made = []
     for kind, build in KINDS.items():
-        newest = latest(records, kind)
-        if newest is not None:
+        parts = [records]
+        if kind in BY_DEVICE:
+            on_gpu = [r for r in records if "gpu" in r.get("hardware", {})]
+            parts = [on_gpu, [r for r in records if r not in on_gpu]]
+        for newest in filter(None, (latest(part, kind) for part in parts)):
             with told(f"the record {newest['stem']}.json"):
                 made.append(build(newest))
     return made

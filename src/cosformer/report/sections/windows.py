@@ -1,7 +1,7 @@
 """Records of heads with windows as sections: what they cost, and whether a long stream drifts."""
 
 from cosformer.report.document import Block, Section, Table, Text
-from cosformer.report.sections.common import MODES, PHASES, Record, source
+from cosformer.report.sections.common import MODES, PHASES, Record, hardware_words, source
 from cosformer.terminal import seconds, size
 
 
@@ -27,7 +27,7 @@ def windows(record: Record) -> Section:
         blocks.append(Table(head, rows, f"{mode.capitalize()}, forward / forward and backward."))
     mixed = ", ".join("none" if w is None else str(w) for w in record["windows"])
     blocks.append(Text(f"`windows` has heads with the windows {mixed}; `window 1024` has it in every head."))
-    return Section("Heads with windows", [*blocks, source(record)])
+    return Section(f"Heads with windows: {hardware_words(record)}", [*blocks, source(record)])
 
 
 def stream(record: Record) -> Section:
