@@ -185,9 +185,9 @@ def measure(
                 continue
             case = {"contender": c.name, "mode": mode, "phase": phase, "dim": dim, "length": length}
             batch = max(1, TOKENS // length) if device == "cuda" else 1
-            inputs = replace(shapes[dim], batch=batch, length=length).inputs()
+            at = replace(shapes[dim], batch=batch, length=length)
             try:
-                took = clock(prepare(Work(c, inputs, mode, phase)), seconds)
+                took = clock(prepare(Work(c, at.inputs(), mode, phase)), seconds)
                 data["timings"].append({**case, "batch": batch, "median_s": took})
             except (RuntimeError, torch.OutOfMemoryError) as error:
                 data["timings"].append({**case, "skipped": str(error).splitlines()[0][:200]})

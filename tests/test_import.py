@@ -55,3 +55,14 @@ def test_import_is_light():
     foreign = packages - {"cosformer", "torch"} - sys.stdlib_module_names
     assert not foreign, "import cosformer needs more than torch"
     assert found["same"], "import cosformer changed torch's settings, drew random numbers or woke a device"
+
+
+def test_what_windows_lacks_is_asked_for_by_training_alone():
+    """As docs/limits.md says."""
+    code = """
+import sys
+sys.modules |= dict.fromkeys(("fcntl", "resource"))
+import cosformer.cli, cosformer.record_format, cosformer.reading
+sys.exit(cosformer.cli.main(["info"]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

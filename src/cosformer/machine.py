@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import resource
 import subprocess
 import sys
 from contextlib import suppress
@@ -73,6 +72,8 @@ def peak_memory(device: torch.device) -> int:
     most = resident("VmHWM")
     if most is not None:
         return most
+    import resource  # not on Windows
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -41,6 +41,8 @@ def wrong(record: Mapping[str, Any], *, complete: bool = False) -> str | None:
     for split in ("valid", "test") if complete else ("test",):
         if not isinstance(name, str) or name not in _object(metric.get(split)):
             return f"has no score on the {split} split"
+    if complete and "best_step" not in metric:
+        return "does not say which step was best"
     parts = ("settings", "hardware", "versions", "commit", "chance")
     settings, hardware, _, commit, chance = (_object(record.get(key)) for key in parts)
     valid, test = _object(metric.get("valid")), metric["test"]

@@ -89,6 +89,9 @@ def test_the_record_of_another_run_is_refused(finished, tmp_path, monkeypatch, c
         {"steps": "two"},
         {"wall_time_s": None},
         {"tokens_per_s": "x"},
+        {"metric": {k: v for k, v in record["metric"].items() if k != "best_step"}},
+        {"metric": record["metric"] | {"valid": {}}},
+        {"metric": record["metric"] | {"test": {"accuracy": "high"}}},
     ):
         (run / "record.json").write_text(json.dumps(record | change))
         code, said = said_by(capsys, ["train", "mqar", "--scale", "tiny", *TINY, "--folder", run])

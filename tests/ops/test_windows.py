@@ -295,3 +295,21 @@ def test_narrow_heads_together_and_apart(batch, heads, length, past, causal, spo
         torch.testing.assert_close(ours, alone, rtol=1e-12, atol=1e-12, equal_nan=True)
         torch.testing.assert_close(alone, fresh, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(ours, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("windows", [(3, 32), (32, 3), (3, 3)])
+def test_a_query_that_sees_no_key_takes_no_part_whatever_it_holds(windows):
+    """Also where heads with other windows are computed with it."""
+    q, k, v = torch.randn(1, 40, 2, 8), torch.randn(1, 10, 2, 8), torch.randn(1, 10, 2, 8)
+    q[0, 30] = NAN
+    found = []
+    for backend in ("reference", "chunked"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = cosformer_attention(*leaves, windows=windows, causal=True, query_offset=0, backend=backend)
+        found.append([out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))])
+    blind = windows.index(3)
+    for plain, ours in zip(*found, strict=True):
+        assert ours[:, :, blind].isfinite().all()
+        torch.testing.assert_close(ours[:, :, blind], plain[:, :, blind], rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[1][0][0, 30, blind], torch.zeros(8))
+    assert found[1][0][0, 30].isnan().any() == (32 in windows)

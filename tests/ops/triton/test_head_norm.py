@@ -32,12 +32,18 @@ def test_is_the_equation(shape, dtype):
     x = torch.randn(shape, device=DEVICE).to(dtype)
     weight, g = torch.randn(shape[-1], device=DEVICE), torch.randn(shape, device=DEVICE).to(dtype)
     ours = results(lambda x, w: HeadNorm.apply(x, w, 1e-5), x, weight, g)
-    exact = results(plain, x.double(), weight.double(), g.double())
+    exact = results(plain, x.double(), weight.to(dtype).double(), g.double())
     for mine, truth, like in zip(ours, exact, (x, x, weight), strict=True):
         assert (mine.shape, mine.dtype) == (like.shape, like.dtype)
         if truth.numel():
             error = (mine.double() - truth).norm(dim=-1)
             assert (error <= TOLERANCE[dtype] * truth.norm(dim=-1)).all()
+
+
+def test_weights_have_the_type_of_what_they_weigh():
+    """As in PyTorch's, which serves small calls: 1.001 is 1 in bfloat16."""
+    x, one = torch.randn(9, 32, device=DEVICE).bfloat16(), torch.ones(32, device=DEVICE)
+    assert torch.equal(HeadNorm.apply(x, 1.001 * one, 1e-5), HeadNorm.apply(x, one, 1e-5))
 
 
 def test_rows_are_apart():

@@ -147,7 +147,7 @@ class Operands:
             bad, bad_keys = _not_finite(q), _not_finite(self.k) | _not_finite(self.v1)
             k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
             y = self._rows(q.masked_fill(bad, 0).relu(), k.relu(), v1, "y")
-            y = y.masked_fill(bad | self._sees(bad_keys, q.shape[1]), torch.nan)
+            y = y.masked_fill(self._sees_any(bad) | self._sees(bad_keys, q.shape[1]), torch.nan)
         return y[..., : self.dv], y[..., self.dv : self.dv + 1]
 
     def backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor) -> Triple:
@@ -163,7 +163,7 @@ class Operands:
         q, g, out, d = (x.masked_fill(left_out, 0) for x in (q, g, out, d))
         k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
         dq, dk, dv = self._backward(q, g, out, d, k, v1)
-        lost = bad | (used & self._sees(bad_keys, q.shape[1]))
+        lost = self._sees_any(bad) | (used & self._sees(bad_keys, q.shape[1]))
         lost_keys = self._is_seen(bad, k.shape[1]) | (bad_keys & self._is_seen(used, k.shape[1]))
         return (
             dq.masked_fill(lost, torch.nan),
@@ -247,6 +247,10 @@ class Operands:
         reach = [(self.offset - w + 1, self.offset + min(self.ahead, w - 1)) for w in self.windows]
         return self._between(marked, length, reach)
 
+    def _sees_any(self, marked: Tensor) -> Tensor:
+        """Which of the marked queries see a key at all."""
+        return marked & self._sees(marked.new_ones((marked.shape[0], self.k.shape[1], 1)), marked.shape[1])
+
     def _is_seen(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` keys are seen by a marked query."""
         reach = [(-self.offset - min(self.ahead, w - 1), -self.offset + w - 1) for w in self.windows]
@@ -291,7 +295,9 @@ def _groups(args: AttentionArgs) -> Iterator[Group]:
     first = 0
     for head in range(1, len(windows) + 1):
         own = windows[first:head]
-        if head < len(windows) and (windows[head] == own[0] or _go_together(args, windows[first : head + 1])):
+        if head < len(windows) and (
+            {*own, windows[head]} == {own[0]} or _go_together(args, (*own, windows[head]))
+        ):
             continue
         if own[0]:
             yield Group(slice(first, head), own if len(set(own)) > 1 else own[:1])

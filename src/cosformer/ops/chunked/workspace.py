@@ -93,10 +93,10 @@ class Workspace(threading.local):
     """Memory for buffers, kept from call to call by each thread: on a CPU, fresh pages can cost
     more than the arithmetic done in them. Other devices have allocators that see to this."""
 
-    limit = 2**26  # bytes in all
     shapes = 256  # looked at in the same memory, before they are forgotten
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 2**26) -> None:
+        self.limit = limit  # bytes, of each thread
         self.memory: dict[tuple[str, torch.dtype], Tensor] = {}
         self.buffers: dict[tuple[str, tuple[int, ...], int, torch.dtype], Buffer] = {}
 
@@ -121,4 +121,4 @@ class Workspace(threading.local):
         return self.buffers[key]
 
 
-_of_windows = Workspace()
+_of_windows = Workspace(2**25)

@@ -99,20 +99,21 @@ class HeadNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        own = weight.to(x.dtype)  # as PyTorch's: calls of every size give the same numbers
+        ctx.save_for_backward(x, weight, own)
         ctx.eps = eps
-        y: Tensor = cached_call(_forward, (x, weight), (eps,), replayable=True)[0]
+        y: Tensor = cached_call(_forward, (x, own), (eps,), replayable=True)[0]
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
+        x, weight, own = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient is to be differentiated in turn
             y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), ctx.eps)
             wanted = [a for a, needed in zip((x, weight), ctx.needs_input_grad, strict=False) if needed]
             found = iter(torch.autograd.grad(y, wanted, g, create_graph=True))
             dx, dw = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
             return dx, dw, None
-        inputs = (g.contiguous(), x, weight)
+        inputs = (g.contiguous(), x, own)
         dx, dw = cached_call(_backward, inputs, (ctx.eps,), replayable=True)
         return dx, dw.sum(0).to(weight.dtype), None

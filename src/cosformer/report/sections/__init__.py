@@ -50,7 +50,7 @@ def benchmarks(records: Sequence[Record]) -> list[Section]:
     for kind, build in KINDS.items():
         parts = [records]
         if kind in BY_DEVICE:
-            on_gpu = [r for r in records if "gpu" in r.get("hardware", {})]
+            on_gpu = [r for r in records if "gpu" in (r.get("hardware") or {})]
             parts = [on_gpu, [r for r in records if r not in on_gpu]]
         for newest in filter(None, (latest(part, kind) for part in parts)):
             with told(f"the record {newest['stem']}.json"):

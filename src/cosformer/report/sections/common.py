@@ -17,7 +17,7 @@ PHASE = PHASES[1]
 def latest(records: Sequence[Record], kind: str) -> Record | None:
     """The newest record whose format is this kind and a number."""
     fitting = [r for r in records if r["format"].rpartition(" ")[0] == kind]
-    return max(fitting, key=lambda r: r["date"], default=None)
+    return max(fitting, key=lambda r: str(r.get("date", "")), default=None)
 
 
 def hardware_words(record: Record) -> str:

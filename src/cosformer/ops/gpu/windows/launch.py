@@ -63,7 +63,7 @@ def window_table(windows: tuple[int, ...], device: torch.device) -> WindowTable:
             place += window - 1
     narrow = sorted((x for x in entries if x[1] <= WIDEST_BAND), key=lambda x: x[1])
     wide = sorted((x for x in entries if x[1] > WIDEST_BAND), key=lambda x: x[1])
-    every = sorted(entries, key=lambda x: -x[1])  # a step begins each row with the longest
+    every = sorted(entries, key=lambda x: -x[1])  # a step begins with the longest
     made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, every))
     return WindowTable(windows, *made)
 
