@@ -97,3 +97,19 @@ def test_a_later_number_cannot_change_what_an_earlier_one_has_spoilt(backend):
     assert torch.equal(before[:, :20].nan_to_num(7.0), after[:, :20].nan_to_num(7.0))
     assert after[0, 10:20, 0, 2].isnan().all()
     assert after[0, 20:, 0, 7].isnan().all()
+
+
+@BACKENDS
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("windows", [None, (3, 20), (320, 5), (7, None)])
+def test_a_masked_key_has_no_gradient_whatever_a_query_holds(backend, causal, windows):
+    q, k, v = (torch.randn(1, 100, 2, 8) for _ in range(3))
+    q[0, 50] = float("nan")
+    mask = torch.arange(100)[None] >= 52
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = cosformer_attention(
+        *leaves, windows=windows, causal=causal, key_mask=mask, horizon=200, backend=backend
+    )
+    for grad in torch.autograd.grad(out, leaves[1:], torch.ones_like(out)):
+        assert torch.equal(grad[:, :52], torch.zeros_like(grad[:, :52]))
+        assert (grad[:, 80:] != 0).any()

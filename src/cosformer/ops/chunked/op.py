@@ -8,6 +8,7 @@ from cosformer.ops.autograd import Saved, Shape, Upstream, define
 from cosformer.ops.chunked import attention, documents, windowed
 from cosformer.ops.chunked.plan import kept_size
 from cosformer.ops.chunked.workspace import width
+from cosformer.ops.seen import finite
 from cosformer.ops.windowed import WindowedBackend
 
 
@@ -32,7 +33,9 @@ class Chunked:
         state = _join(args.numerator, args.denominator)
         grad_state = _join(upstream.numerator, upstream.denominator)
         run = attention.backward if args.cu_seqlens is None else documents.backward
-        return _split(run(args, state, saved, upstream.out, grad_state, into), args.v.shape[3])
+        made = _split(run(args, state, saved, upstream.out, grad_state, into), args.v.shape[3])
+        _masked_take_no_part(args, into)
+        return made
 
     def plain_shapes(self, args: AttentionArgs) -> tuple[Shape, Shape]:
         (batch, tq, heads, d), tk, kv_heads = args.q.shape, args.k.shape[1], args.k.shape[2]
@@ -51,6 +54,14 @@ class Chunked:
         self, args: AttentionArgs, saved: Saved, grad: Tensor, into: tuple[Tensor, Tensor, Tensor]
     ) -> None:
         windowed.backward(args, saved, grad, into)
+        _masked_take_no_part(args, into)
+
+
+def _masked_take_no_part(args: AttentionArgs, into: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Masked keys have no gradient, not even where a query is NaN: zero times NaN is NaN."""
+    if args.key_mask is not None and not (finite(into[1]) and finite(into[2])):
+        for x in into[1:]:
+            x.masked_fill_(~args.key_mask[..., None, None], 0)
 
 
 def _join(numerator: Tensor | None, denominator: Tensor | None) -> Tensor | None:
