@@ -20,10 +20,12 @@ import torch
 
 from benchmarks import enwik8_plan
 from benchmarks.compiled import variant
-from benchmarks.record import header
+from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser
 from benchmarks.training import bare
 from cosformer.atomic import write_json
+from cosformer.cli.parser import number, positive_int
+from cosformer.tasks.io.sources import DataError
 from cosformer.training import Run, train
 
 FORMAT = "cosformer one rank benchmark 2"
@@ -81,17 +83,23 @@ def shares(run: Run, found: list[dict[str, float]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = Parser(prog="python -m benchmarks.one_rank", description=__doc__.split("\n\n")[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--variant", default=enwik8_plan.OURS, help="a name of benchmarks/enwik8_plan.py")
-    parser.add_argument("--steps", type=int, default=150, help="of each run")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch_size", type=int, default=32, help="where the host sets the pace, give more")
-    parser.add_argument("--seconds", type=float, default=3.0, help="that the bare model runs for")
+    parser.add_argument(
+        "--variant", default=enwik8_plan.OURS, choices=enwik8_plan.VARIANTS, metavar="VARIANT",
+        help="a name of benchmarks/enwik8_plan.py",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=positive_int, default=150, help="of each run")
+    parser.add_argument("--rounds", type=positive_int, default=3)
+    parser.add_argument(
+        "--batch_size", type=positive_int, default=32, help="more where the host sets the pace"
+    )
+    parser.add_argument("--seconds", type=number(0, 3600), default=3.0, help="that the bare model runs for")
     parser.add_argument("--compile", action="store_true", help="compile the layers, in all ways")
     parser.add_argument("--out", type=Path, help="a JSON file")
-    args = parser.parse_args()
+    args = parser.parse_args(words)
+    check_out(parser, args.out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     run = variant(
         args.variant, steps=args.steps, eval_every=args.steps, save_every=args.steps, compile=args.compile,
@@ -102,7 +110,10 @@ def main() -> None:
         if args.out is not None:
             write_json(args.out, header(FORMAT, device) | found)
 
-    found = measure(run, args.rounds, args.seconds, save)
+    try:
+        found = measure(run, args.rounds, args.seconds, save)
+    except DataError as error:
+        parser.error(str(error))
     for way, value in found["tokens_per_s"].items():
         print(f"{way:8} {value:12,.0f} tokens/s   of", ", ".join(f"{r[way]:,.0f}" for r in found["rounds"]))
     print(f"alone of bare {found['share_of_bare']:.1%}; launched of alone {found['share_of_alone']:.1%}")

@@ -65,6 +65,8 @@ def check_out(p: Parser, path: Path | None) -> None:
     """Before anything is measured: a record that cannot be written would be lost."""
     if path is not None and not path.parent.is_dir():
         p.error(f"--out {path}: there is no folder {path.parent}; make it first")
+    if path is not None and path.is_dir():
+        p.error(f"--out {path} is a folder; give the name of a file in it")
 
 
 def earlier(p: Parser, path: Path, *formats: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from benchmarks.record import check_out, header
 from benchmarks.terminal import Parser, Progress
 from cosformer import CosformerState, cosformer_attention
 from cosformer.atomic import write_json
-from cosformer.cli.parser import positive_int
+from cosformer.cli.parser import number, positive_int
 from cosformer.ops import backends, decode_step
 
 FORMAT = "cosformer windows benchmark 1"
@@ -267,7 +267,7 @@ def main(words: list[str] | None = None) -> None:
     p = Parser(prog="python -m benchmarks.windows", description=__doc__)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     p.add_argument("--dims", type=positive_int, nargs="+", default=[64], help="head sizes (default: 64)")
-    p.add_argument("--seconds", type=float, default=0.1, help="for each case")
+    p.add_argument("--seconds", type=number(0, 3600), default=0.1, help="for each case")
     p.add_argument("--out", type=Path, help="where the record goes (default: nowhere)")
     args = p.parse_args(words)
     where = device_for(p, args.device)

@@ -76,6 +76,23 @@ def test_one_process_of_a_launcher_is_measured_beside_none(monkeypatch):
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "0"], "positive whole number"),
+        (["--variant", "nonsense"], "nonsense"),
+        (["--out", "nowhere/x.json"], "there is no folder nowhere"),
+        ([], "enwik8/enwik8 is missing"),
+    ],
+)
+def test_mistakes_of_one_rank_are_one_sentence(words, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("COSFORMER_DATA", str(tmp_path))
+    with pytest.raises(SystemExit) as stopped:
+        one_rank.main(words)
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_one_process_asks_of_the_group_what_many_would(monkeypatch, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     one_rank_nccl.main()

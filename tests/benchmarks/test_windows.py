@@ -89,7 +89,9 @@ def test_a_stream_that_forgets_is_seen(monkeypatch):
         (stream.main, ["--token", "9"], "Did you mean --tokens?"),
         (stream.main, ["--out", "nowhere/x.json"], "there is no folder nowhere; make it first"),
         (windows.main, ["--device", "cpu", "--out", "nowhere/x.json"], "there is no folder nowhere"),
+        (windows.main, ["--device", "cpu", "--out", "."], "--out . is a folder"),
         (windows.main, ["--dims", "0"], "positive whole number"),
+        (windows.main, ["--seconds", "-1"], "--seconds"),
         (windows.main, ["--device", "tpu"], "--device"),
     ],
 )

@@ -47,11 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _about(weights: Path) -> str:
     """The step of the weights, and whether the run is unfinished."""
+    from cosformer import reading
     from cosformer.training.status import Status
 
     said, folder = f"step {Status.read(weights).step:,}", weights.parent
     if (folder / "run.json").is_file() and not (folder / "record.json").is_file():
-        from cosformer import reading
-
         said += f" of an unfinished run ({reading.json_file(folder / 'run.json')['run']['steps']:,} steps)"
     return f"{said}, {weights}"

@@ -38,8 +38,6 @@ KINDS = {
     "cosformer scaling simulation": scaling.section,
     "cosformer campaign": campaign.section,
 }
-
-
 # Kinds of which the newest record of a GPU and that of a CPU are both shown.
 BY_DEVICE = ("cosformer windows benchmark",)
 
@@ -48,10 +46,11 @@ def benchmarks(records: Sequence[Record]) -> list[Section]:
     """A section for each kind of benchmark, from its newest record."""
     made = []
     for kind, build in KINDS.items():
-        parts = [records]
+        parts = [list(records)]
         if kind in BY_DEVICE:
-            on_gpu = [r for r in records if "gpu" in (r.get("hardware") or {})]
-            parts = [on_gpu, [r for r in records if r not in on_gpu]]
+            parts = [
+                [r for r in records if ("gpu" in (r.get("hardware") or {})) == gpu] for gpu in (True, False)
+            ]
         for newest in filter(None, (latest(part, kind) for part in parts)):
             with told(f"the record {newest['stem']}.json"):
                 made.append(build(newest))
