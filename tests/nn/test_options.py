@@ -168,3 +168,19 @@ def test_without_options_it_is_the_papers_module():
     papers.load_state_dict(ours.state_dict())
     x = inputs(2, 30, WIDTH)
     assert torch.equal(ours(x)[0], papers(x))
+
+
+@EACH
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradcheck(options, causal):
+    """Of the inputs and of every weight that an option adds."""
+    taps = {"conv_size": 3} if "conv_size" in options else {}  # an odd number where both sides are seen
+    made, x = multihead("cosformer", {**options, **taps}, causal=causal), inputs(1, 6, WIDTH).requires_grad_()
+    plain = dict(multihead("cosformer", {}, causal=causal).named_parameters())
+    added = {name: p for name, p in made.named_parameters() if name not in plain}
+    assert added
+
+    def run(x, *weights):
+        return torch.func.functional_call(made, dict(zip(added, weights, strict=True)), (x,))[0]
+
+    torch.autograd.gradcheck(run, (x, *added.values()), fast_mode=True)
