@@ -33,11 +33,18 @@ def launched(monkeypatch):
 
 
 @both_ways
-@pytest.mark.parametrize("windows", [(2, 64), (1, 65), (3, 33), (66, 128), (129, 100)], ids=str)
-@pytest.mark.parametrize("length", [2, 63, 65, 1000, 2100])
+@pytest.mark.parametrize(
+    "windows",
+    [(2, 64), (1, 65), (3, 33), (66, 128), (129, 100), (85, 64), (130, 256), (193, 194), (2, 200)],
+    ids=str,
+)
+@pytest.mark.parametrize("length", [2, 63, 65, 129, 1000, 2100])
 def test_widths_and_odd_lengths(length, windows, causal, launched):
+    from cosformer.ops.hopper.band_run import kernels_of
+
     assert_right(make(tq=length, dim=64, causal=causal, windows=windows))
-    assert len(set(launched)) == (3 if causal or max(windows) <= 65 else 0)
+    expected = [kernels_of(w, causal) for w in windows]
+    assert set(launched) == {kernel for x in expected if x is not None for kernel in x[0][:3]}
 
 
 @both_ways
@@ -48,6 +55,10 @@ def test_widths_and_odd_lengths(length, windows, causal, launched):
         ((16, 5), {"dim": 40, "value_dim": 64}),
         ((2, 64), {"heads": 4, "kv_heads": 2}),
         ((2, 64, None, 128, 256, 320), {"heads": 6, "horizon": 4000}),
+        ((128, 256), {"dim": 32}),
+        ((100, 150), {"dim": 40, "value_dim": 64}),
+        ((128, 256), {"heads": 4, "kv_heads": 2}),
+        ((128, 256), {"tq": 20000}),
     ],
     ids=str,
 )
@@ -57,20 +68,21 @@ def test_every_kind_of_call(windows, options, causal, launched):
 
 
 @both_ways
+@pytest.mark.parametrize("windows", [(8, 60), (128, 256)], ids=str)
 @pytest.mark.parametrize("strip", [1, 2, 5, 16])
-def test_strips(strip, causal, launched, monkeypatch):
+def test_strips(strip, windows, causal, launched, monkeypatch):
     from cosformer.ops.hopper import band_run
 
     monkeypatch.setattr(band_run, "strip_size", lambda *_: strip)
-    assert_right(make(tq=1300, dim=64, causal=causal, windows=(8, 60)))
+    assert_right(make(tq=1300, dim=64, causal=causal, windows=windows))
     assert launched
 
 
 @both_ways
 def test_repeats_and_graphs_are_bit_identical(causal, launched):
-    x = inputs(2, 1500, 4, 64)
+    x = inputs(2, 1500, 6, 64)
     grad = torch.randn_like(x[2])
-    options = {"causal": causal, "windows": (2, 64, 16, 65)}
+    options = {"causal": causal, "windows": (2, 64, 16, 65, 128, 256)}
     first = results(x, "hopper", grad, **options)
     for _ in range(30):
         again = results(x, "hopper", grad, **options)
@@ -87,7 +99,7 @@ def test_repeats_and_graphs_are_bit_identical(causal, launched):
 
 
 @both_ways
-@pytest.mark.parametrize("window", [3, 64])
+@pytest.mark.parametrize("window", [3, 64, 100, 128, 200, 256])
 def test_what_is_not_seen_moves_no_bit(window, causal, launched):
     """NaN in a key and a value: values and gradients of queries that do not see them. In a query and its
     gradient: gradients of keys that it does not see."""
@@ -118,5 +130,5 @@ def test_what_is_not_seen_moves_no_bit(window, causal, launched):
 
 @both_ways
 def test_one_token(causal, launched):
-    assert_one_token_is_right(causal=causal, windows=(2, 64))
+    assert_one_token_is_right(causal=causal, windows=(2, 256))
     assert launched

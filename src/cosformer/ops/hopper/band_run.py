@@ -1,6 +1,8 @@
-"""Heads with narrow windows on Hopper: which of them these kernels compute (band_tiles.py)."""
+"""Heads with narrow windows on Hopper: which of them these kernels compute, and by which: with the weights of
+a tile or two in registers (band_tiles.py), or with the tiles of the other side in a ring (ring_tiles.py)."""
 
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,13 +12,30 @@ from cosformer.ops.hopper.band_bwd_dkv import band_bwd_dkv
 from cosformer.ops.hopper.band_bwd_dq import band_bwd_dq
 from cosformer.ops.hopper.band_fwd import band_fwd
 from cosformer.ops.hopper.launch_plan import HopperLaunchPlan, tma_can_read, tma_descriptor
+from cosformer.ops.hopper.ring_bwd_dkv import ring_bwd_dkv
+from cosformer.ops.hopper.ring_bwd_dq import ring_bwd_dq
+from cosformer.ops.hopper.ring_fwd import ring_fwd
 
 # Rows of heads from which on these kernels are ahead of the portable ones, causal and in both directions:
 # with fewer, starting more kernels takes longer than what is gained.
 MIN_ROWS = {True: 2**18, False: 2**20}
-CHUNK, WIDTH, WARPS = 64, 64, 4
+CHUNK, WIDTH = 64, 64
 LONGEST_STRIP = 8  # tiles of a CTA
-WAVES = 2  # CTAs for each place on the GPU, at least, where strips are shortened to get there
+
+
+class Kernels(NamedTuple):
+    """`own`: rows of an own tile. `ctas`: for each SM, at least, where strips are shortened to get there."""
+
+    fwd: Any
+    bwd_dq: Any
+    bwd_dkv: Any
+    own: int
+    warps: int
+    ctas: float
+
+
+BAND = Kernels(band_fwd, band_bwd_dq, band_bwd_dkv, 64, 4, 4)
+RING = Kernels(ring_fwd, ring_bwd_dq, ring_bwd_dkv, 128, 8, 0.9)
 
 
 def tiles_behind(window: int) -> int:
@@ -24,10 +43,19 @@ def tiles_behind(window: int) -> int:
     return -(-(window - 1) // CHUNK)
 
 
-def strip_size(tiles: int, rows: int, sms: int) -> int:
-    """Tiles a CTA takes of one of `rows` rows of heads."""
+def kernels_of(window: int, causal: bool) -> tuple[Kernels, int] | None:
+    """The kernels that compute a window, and the tiles behind that they are compiled for. In bands, two tiles
+    behind and two ahead would leave one CTA on an SM."""
+    behind = max(1, tiles_behind(window))
+    if behind <= (2 if causal else 1):
+        return BAND, behind
+    return (RING, behind) if behind <= 4 and 3 * window >= CHUNK * behind + 127 else None
+
+
+def strip_size(tiles: int, rows: int, ctas: float) -> int:
+    """Tiles a CTA takes of one of `rows` rows of heads, where there should be so many `ctas`."""
     size = LONGEST_STRIP
-    while size > 1 and rows * -(-tiles // size) < 2 * WAVES * sms:
+    while size > 1 and rows * -(-tiles // size) < ctas:
         size //= 2
     return size
 
@@ -36,46 +64,55 @@ class BandHeads:
     """The heads of `table` [n, 3], whose windows reach `behind` tiles back; others are not touched."""
 
     def __init__(
-        self, plan: HopperLaunchPlan, tensors: dict[str, Tensor], table: Tensor, behind: int, causal: bool
-    ):
+        self, plan: HopperLaunchPlan, tensors: dict[str, Tensor], table: Tensor, kernels: Kernels,
+        behind: int, causal: bool,
+    ):  # fmt: skip
         self.plan, self.tensors, self.table, self.causal = plan, tensors, table, causal
         q, k = tensors["q"], tensors["k"]
         self.batch, self.length, self.group = q.shape[0], q.shape[1], q.shape[2] // k.shape[2]
         self.key_heads = table.shape[0]
         self.behind, self.ahead = behind, 0 if causal else behind
-        self.sms = sm_count(q.device)
+        self.kernels, self.ctas = kernels, kernels.ctas * sm_count(q.device)
 
     def queries(self, what: str, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float) -> None:
         """ "o" and the denominators, or "dq" with inv_den and delta."""
         reach = (self.behind, self.ahead)
         if what == "o":
-            self._launch(band_fwd, self.group, ("q", "k", "v", "out"), (den,), (eps,), den, reach)
+            tensors = self._tma(("q", "k", "v", "out"), "kv")
+            self._launch(self.kernels.fwd, self.group, tensors, (den,), (eps,), den, reach)
         else:
-            names = ("q", "k", "v", "out", "g", "dq")
-            self._launch(band_bwd_dq, self.group, names, (den, inv_den, delta), (eps,), den, reach)
+            tensors = self._tma(("q", "k", "v", "out", "g", "dq"), "kv")
+            vectors = (den, inv_den, delta)
+            self._launch(self.kernels.bwd_dq, self.group, tensors, vectors, (eps,), den, reach)
 
     def keys(self, inv_den: Tensor, delta: Tensor) -> None:
         """dk and dv; one query head for each key head."""
+        tensors = self._tma(("q", "k", "v", "g", "dk", "dv"), "qg")
         reach = (self.ahead, self.behind)
-        names = ("q", "k", "v", "g", "dk", "dv")
-        self._launch(band_bwd_dkv, None, names, (inv_den, delta), (), inv_den, reach)
+        self._launch(self.kernels.bwd_dkv, None, tensors, (inv_den, delta), (), inv_den, reach)
+
+    def _tma(self, names: tuple[str, ...], others: str) -> list[Any]:
+        """Descriptors: of own tiles, but of tiles of CHUNK rows of the other side's tensors."""
+        rows = (CHUNK if n in others else self.kernels.own for n in names)
+        return [tma_descriptor(self.tensors[n], r, WIDTH) for n, r in zip(names, rows, strict=True)]
 
     def _launch(
-        self, kernel: Any, group: int | None, names: tuple[str, ...], pointers: tuple[Tensor, ...],
+        self, kernel: Any, group: int | None, descriptors: list[Any], pointers: tuple[Tensor, ...],
         rest: tuple[float, ...], vector: Tensor, reach: tuple[int, int],
     ) -> None:  # fmt: skip
-        heads, tiles = self.key_heads * (group or 1), -(-self.length // CHUNK)
-        strip = strip_size(tiles, heads * self.batch, self.sms)
+        heads, tiles = self.key_heads * (group or 1), -(-self.length // self.kernels.own)
+        strip = strip_size(tiles, heads * self.batch, self.ctas)
         strips = -(-tiles // strip)
         spoilt = self.plan.empty((heads * self.batch * tiles,), torch.int32)
-        descriptors = [tma_descriptor(self.tensors[n], CHUNK, WIDTH) for n in names]
         arguments = (
             *descriptors, *pointers, spoilt, self.table, heads, self.length, tiles, strips, strip, *rest,
             *vector.stride()[:2],
         )  # fmt: skip
         constants = (*(() if group is None else (group,)), WIDTH, self.causal, *reach)
         for mend in (False, True):
-            self.plan.launch_tma(kernel, heads * self.batch * strips, arguments, (*constants, mend, WARPS))
+            self.plan.launch_tma(
+                kernel, heads * self.batch * strips, arguments, (*constants, mend, self.kernels.warps)
+            )
 
 
 def narrow_parts(
@@ -94,10 +131,8 @@ def narrow_parts(
         return [(table, None)]
     parts: list[tuple[Tensor, BandHeads | None]] = []
     first = 0
-    for behind in (1, 2):  # both ways, two tiles behind and two ahead would leave one CTA on an SM
-        count = sum(tiles_behind(w) <= behind for w in windows) if behind == 1 or causal else first
-        if count > first:
-            part = table[first:count]
-            parts.append((part, BandHeads(plan, tensors, part, behind, causal)))
-            first = count
-    return parts if first == len(windows) else [*parts, (table[first:], None)]
+    for chosen, members in groupby(windows, lambda w: kernels_of(w, causal)):
+        part = table[first : first + len(list(members))]
+        first += part.shape[0]
+        parts.append((part, chosen and BandHeads(plan, tensors, part, *chosen, causal)))
+    return parts
