@@ -78,11 +78,14 @@ def wikitext() -> list[Entry]:
         for row in ROWS:
             attention, model = parts("wikitext2", row, 8)
             position = "none" if row in (WINDOWS, OURS) else "rotary"
-            overrides = {"learning_rate": rate, "model": {**model, "position": position}}
+            overrides = {
+                "learning_rate": rate, "steps": 1500, "warmup": 150, "eval_every": 250, "save_every": 250,
+                "model": {**model, "position": position},
+            }  # fmt: skip
             made.append(
                 Entry(
                     *("wikitext2", "wikitext2", row, "wikitext2", attention),
-                    seconds=120 * _SLOWER.get(row, 1.0),
+                    seconds=60 * _SLOWER.get(row, 1.0),
                     memory=16.0,
                     load=0.9,
                     overrides=overrides,
@@ -125,30 +128,37 @@ FINE_RATES = (3e-4, 1e-4)
 
 
 def pretrained() -> list[Entry]:
-    """Tables 1 and 3: masked language models of IMDB's unlabelled reviews, then fine-tuning of each, with two
-    learning rates."""
+    """Tables 1 and 3: masked language models of IMDB's unlabelled reviews, with rotary positions and with
+    those of the recipe, which are learned; then fine-tuning of each, with two learning rates."""
+    rows = (*ROWS, "leaky_relu", "identity", "performer", "longformer")
     made = []
-    for row in (*ROWS, "leaky_relu", "identity", "performer", "longformer"):
-        attention, model = parts("mlm", row, 8)
-        overrides = {
-            "steps": 1000, "warmup": 100, "batch": 64, "eval_every": 500, "save_every": 500,
-            "eval_batch": 64, "model": model, "workers": 2,
-            "task_settings": {"corpus": "imdb", "documents": "joined"},
-        }  # fmt: skip
-        first = Entry(
-            "pretrain", "mlm", row, "mlm", attention, 60 * _SLOWER.get(row, 1.0), 20.0, 0.5,
-            overrides=overrides, keep=True, captured=row not in WAIT,
-        )  # fmt: skip
-        made.append(first)
+    for rotary in (True, False):
+        first = [_pretrained(row, rotary) for row in rows]
+        made += first
         for rate in FINE_RATES:
-            made += [_fine_tuned(first, recipe, rate) for recipe in FINE_TUNED]
+            made += [_fine_tuned(entry, recipe, rate) for entry in first for recipe in FINE_TUNED]
     return made
+
+
+def _pretrained(row: str, rotary: bool) -> Entry:
+    attention, model = parts("mlm", row, 8)
+    overrides = {
+        "steps": 1000, "warmup": 100, "batch": 64, "eval_every": 500, "save_every": 500, "eval_batch": 64,
+        "model": {**model, "position": "rotary"} if rotary else model, "workers": 2,
+        "task_settings": {"corpus": "imdb", "documents": "joined"},
+    }  # fmt: skip
+    return Entry(
+        "pretrain", "mlm", row, "mlm", attention, 60 * _SLOWER.get(row, 1.0), 20.0, 0.5, overrides=overrides,
+        part="rotary" if rotary else "", keep=True, captured=row not in WAIT,
+    )  # fmt: skip
 
 
 def _fine_tuned(first: Entry, recipe: str, rate: float) -> Entry:
     most, seconds = FINE_TUNED[recipe]
     usual = recipes.build(recipe, scale="small", attention="softmax")
     attention, model = parts(recipe, first.row, 8)
+    if first.part:
+        model = {**model, "position": first.part}
     steps = min(most, usual.steps)
     overrides = {
         "steps": steps, "warmup": steps // 16, "eval_every": -(-steps // 6), "save_every": -(-steps // 6),
@@ -156,7 +166,8 @@ def _fine_tuned(first: Entry, recipe: str, rate: float) -> Entry:
     }  # fmt: skip
     return Entry(
         "pretrain", recipe, first.row, recipe, attention, seconds * _SLOWER.get(first.row, 1.0), 8.0, 0.4,
-        overrides=overrides, part=f"rate {rate:g}", initial=first, captured=first.captured,
+        overrides=overrides, part=", ".join(filter(None, (f"rate {rate:g}", first.part))), initial=first,
+        captured=first.captured,
     )  # fmt: skip
 
 

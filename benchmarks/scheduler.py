@@ -24,6 +24,8 @@ from cosformer.report.document import slug
 from cosformer.training import Run, checkpoint
 from cosformer.training.run import digest
 
+COMPILED = 100  # seconds that a run is planned to take: shorter ones gain less than compiling takes
+
 
 @dataclass
 class Scheduler:
@@ -40,7 +42,8 @@ class Scheduler:
             until then, nothing is begun that cannot end.
         resume_later: whether unfinished runs may be worth something: the folder will still be there.
         retry: try again what has failed.
-        fast: compile the layers, and capture forward and backward as a CUDA graph.
+        fast: capture forward and backward as a CUDA graph, and compile the layers of runs that are long
+            enough (COMPILED).
     """
 
     entries: list[Entry]
@@ -135,7 +138,9 @@ class Scheduler:
 
     def _build(self, entry: Entry) -> Run:
         run = build(entry, self.records, self.failed)
-        return run.replace(compile=True, cuda_graph=entry.captured) if self.fast else run
+        if not self.fast:
+            return run
+        return run.replace(compile=entry.seconds >= COMPILED, cuda_graph=entry.captured)
 
     def _has_failed(self, entry: Entry, run: Run) -> bool:
         return self.failed.get(entry.name, {}).get("digest") == digest(run)

@@ -321,6 +321,16 @@ def test_what_cannot_fit_is_passed_by(tmp_path):
     assert plan._choose() is None
 
 
+def test_short_runs_are_not_compiled(tmp_path):
+    entries = [
+        dataclasses.replace(e, seconds=n) for e, n in zip(tiny_plan.three(), (30, 99, 100), strict=True)
+    ]
+    plan = Scheduler(entries[:2], tmp_path, tmp_path / "out", [], 1, 8.0, time.monotonic() + 60, fast=True)
+    assert [(r.compile, r.cuda_graph) for _, r in plan.look()] == [(False, True), (False, True)]
+    plan.entries = [dataclasses.replace(entries[2], tries=())]
+    assert [(r.compile, r.cuda_graph) for _, r in plan.look()] == [(True, True)]
+
+
 def test_a_run_that_was_cut_off_behind_its_last_step(tmp_path):
     """Nothing of it was planned to be trained."""
     entry = tiny_plan.three()[0]

@@ -169,7 +169,8 @@ def fine_tuning(places: Places) -> Section:
 
 _PRETRAINED = (
     "6 layers of width 512, 1,000 steps of 32,768 tokens of IMDB's unlabelled reviews; the published models "
-    "have 12 layers of width 768 and 200 times the tokens. Fine-tuned with the better of two learning rates. "
+    "have 12 layers of width 768 and 200 times the tokens. Positions, learned or rotary, and the learning "
+    "rate of fine-tuning are the best on validation of those tried. "
     "Again: `python -m benchmarks.evidence --plan pretrain`."
 )
 
