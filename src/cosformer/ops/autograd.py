@@ -31,7 +31,7 @@ class Forward(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a forward saves for its backward; `kept` has the states of splits."""
+    """What a forward saves for its backward; `kept`: what the backend wants again, say states of splits."""
 
     out: Tensor
     den: Tensor
@@ -78,7 +78,8 @@ def define(
     name: str, backend: Backend
 ) -> tuple[Callable[[AttentionArgs], Results], CustomOpDef, CustomOpDef]:
     """Registers `cosformer::{name}_forward` and `cosformer::{name}_backward`; returns the function that
-    calls them, differentiable wherever it is called from, and the two ops."""
+    computes them, by the ops or, in eager mode, without, differentiable wherever it is called from; and the
+    two ops."""
 
     def run_forward(*inputs: Any) -> Results:
         return without_autocast(backend.forward, AttentionArgs.unflatten(inputs))

@@ -183,7 +183,7 @@ def write_machine_code(folder: Path) -> None:
         for found in (
             *(record(dim, causal, **how) for dim, how in CALLS),
             *(record_windows((1024,) * 4, causal, **how) for how in WINDOW_CALLS),
-            *(record_windows((2, 65, 66, 129), causal, group=group) for group in (1, 4)),
+            *(record_windows((2, 65, 66, 129, 130, 256), causal, group=group) for group in (1, 4)),
         )
         for launch in found
     ]

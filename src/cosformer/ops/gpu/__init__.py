@@ -10,6 +10,8 @@ rows.py           what every Triton kernel does with a block of rows, and the ta
 roles.py          which tensors take part in each of the four
 blocks.py         sizes of blocks, and the type of the operands of matrix products
 padding.py        how tensors must be aligned
+side_stream.py    a second stream for what a call launches aside
+head_norm.py      the norm of many heads (a Triton kernel), for models
 windows/          heads with a window
 
 The first five do not import Triton when they are imported: the cache is consulted before a backend is chosen.

@@ -3,6 +3,8 @@
 Choosing splits and block sizes and placing forty arguments a kernel takes Python longer than the GPU needs
 for a short sequence. All of it depends on shapes, strides and settings alone. For given ones a call is a list
 of allocations and of compiled kernels with their arguments, in which only addresses change.
+
+A plan also knows which kernels its backend has for heads with windows (`narrow_parts`, `wide_heads`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -88,6 +90,8 @@ class LaunchPlan:
         self._main: torch.cuda.Stream | None = None  # while launching aside
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory of the main stream, aside too: the allocator hands it on in the order of the stream that
+        took it, and that is the one that waits for both."""
         with nullcontext() if self._main is None else torch.cuda.stream(self._main):
             x = torch.empty(shape, dtype=dtype, device=self.device)
         self._tensors.append(x)
@@ -185,8 +189,8 @@ class LaunchPlan:
     def narrow_parts(
         self, tensors: dict[str, Tensor], table: Tensor, windows: list[int], causal: bool
     ) -> Sequence[tuple[Tensor, BandHeads | None]]:
-        """Heads with narrow windows, sorted by these, by the kernels that compute them, of calls without a
-        mask, documents or offsets; None: the portable ones."""
+        """The rows of `table`, heads with narrow windows sorted by these, in groups, each with the kernels
+        for it, or None: the portable ones. Asked of calls without a mask, documents or offsets."""
         return [(table, None)]
 
     def replay(self, inputs: tuple[Input, ...]) -> list[Any]:

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 
 class Roles(NamedTuple):
-    """Which tensors are a, b, c, y and x of an output (the table in rows.py)."""
+    """Which tensors are a, b, c and y of an output (the table in rows.py); x: the one whose sign gates y. In
+    the kernels for windows c is called X, and x GATE."""
 
     a: str
     b: str

@@ -1,5 +1,6 @@
-"""Heads with narrow windows on Hopper: which of them these kernels compute, and by which: with the weights of
-a tile or two in registers (band_tiles.py), or with the tiles of the other side in a ring (ring_tiles.py)."""
+"""Heads with narrow windows on Hopper: which of them these kernels compute, and by which. Bands
+(band_tiles.py): own tiles of 64 rows, weights in registers. Rings (ring_tiles.py): own tiles of 128, all that
+they meet in shared memory at once, weights from phases."""
 
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -16,8 +17,8 @@ from cosformer.ops.hopper.ring_bwd_dkv import ring_bwd_dkv
 from cosformer.ops.hopper.ring_bwd_dq import ring_bwd_dq
 from cosformer.ops.hopper.ring_fwd import ring_fwd
 
-# Rows of heads from which on these kernels are ahead of the portable ones, causal and in both directions:
-# with fewer, starting more kernels takes longer than what is gained.
+# B T H of the whole call from which on these kernels are ahead of the portable ones, causal and in both
+# directions: with fewer, starting more kernels takes longer than what is gained.
 MIN_ROWS = {True: 2**18, False: 2**20}
 CHUNK, WIDTH = 64, 64
 LONGEST_STRIP = 8  # tiles of a CTA
@@ -44,8 +45,9 @@ def tiles_behind(window: int) -> int:
 
 
 def kernels_of(window: int, causal: bool) -> tuple[Kernels, int] | None:
-    """The kernels that compute a window, and the tiles behind that they are compiled for. In bands, two tiles
-    behind and two ahead would leave one CTA on an SM."""
+    """The kernels that compute a window, and the tiles behind that they are compiled for; None: the portable
+    ones. In bands, two tiles behind and two ahead would leave one CTA on an SM; rings mask by the sign of the
+    cosine (ring_tiles.py), which does not do for 66 to 84 tokens in both directions."""
     behind = max(1, tiles_behind(window))
     if behind <= (2 if causal else 1):
         return BAND, behind
@@ -53,7 +55,7 @@ def kernels_of(window: int, causal: bool) -> tuple[Kernels, int] | None:
 
 
 def strip_size(tiles: int, rows: int, ctas: float) -> int:
-    """Tiles a CTA takes of one of `rows` rows of heads, where there should be so many `ctas`."""
+    """Tiles a CTA takes of one of `rows` (batch times heads), where there should be so many `ctas`."""
     size = LONGEST_STRIP
     while size > 1 and rows * -(-tiles // size) < ctas:
         size //= 2

@@ -1,9 +1,10 @@
 """Narrow windows: the tiles of the other side that a tile meets, and their weights.
 
-A window of at most 64 BEHIND + 1 tokens reaches BEHIND tiles back, and as many AHEAD where attention is not
-causal. A CTA goes through a strip of tiles of one head. The tiles of the other side lie in a ring of
-BEHIND + AHEAD + 2 slots in shared memory: those that the own tile meets, and the next, which is on its way.
-Each is read once, and rectified once, in place.
+A window of at most 64 BEHIND + 1 tokens reaches BEHIND tiles of keys back from a query, and as many AHEAD
+where attention is not causal. Seen from own keys they change places: of a causal call, BEHIND is 0. A CTA
+goes through a strip of tiles of one head. The tiles of the other side lie in a ring of BEHIND + AHEAD + 2
+slots in shared memory: those that the own tile meets, and the next, which is on its way. Each is read once,
+and rectified once, in place.
 
     place in the ring       0 ... BEHIND + AHEAD, the own tile's at BEHIND
     distance own - other    i - j + 64 (BEHIND - place)     of row i of the own tile and row j of the other

@@ -3,7 +3,7 @@ need too. For each own tile, and each tile of keys it meets:
 
     A = c (g v^T + delta)      dq = inv_den (A k') where q > 0
 
-dq is written over g in shared memory, of which a CTA takes 160 to 225 KiB.
+dq is written over g in shared memory, of which a CTA takes 144 to 224 KiB.
 """
 
 from triton.experimental import gluon

@@ -8,16 +8,17 @@ that come next are loaded in their place.
     place in the ring       0 ... R - 1, the own rows' at BEHIND and BEHIND + 1
     distance own - other    i - j - 64 (place - BEHIND)     of row i of the own tile and row j of the other
 
-The weight of a pair is made of the phases of both rows, two multiply-adds an element. Beyond the window the
-cosine is negative as far as the ring reaches, if 3 W >= 64 BEHIND + 127: a maximum with zero is all the mask
-that is needed there. MARGIN, taken from every weight, makes that certain at the distance W, where the weight
-is zero but for rounding; the smallest that counts is 0.006.
+BEHIND and AHEAD are as in band_tiles.py. The weight of a pair is made of the phases of both rows, two
+multiply-adds an element. Beyond the window the cosine is negative as far as the ring reaches, if 3 W >= 64 n
++ 127 for n tiles, the larger of BEHIND and AHEAD: a maximum with zero is all the mask that is needed there.
+MARGIN, taken from every weight, makes that certain at the distance W, where the weight is zero but for
+rounding; the smallest that counts is 0.006.
 
 Within a warpgroup the products of one tile run while the scores of the next are weighed: at the beginning of
 a round its scores are on their way, and behind them the sums of the round before.
 
 **What is not finite** is mended as in band_tiles.py, with one stage of own tiles, which leaves room for a
-scratch tile.
+scratch tile. Scores that no row sees are not masked with AND: where one is NaN, its tile is mended too.
 """
 
 from triton.experimental import gluon
@@ -72,7 +73,8 @@ def place_weights(
 
 @gluon.jit
 def weighed_positive(x, w, MEND: gl.constexpr):
-    """x w in bfloat16, zero where w is not positive; x is not negative. NaN stays NaN, but with MEND."""
+    """x w in bfloat16, zero where w is not positive; x is not negative. NaN stays NaN; with MEND it
+    does where w is positive, and is zero elsewhere."""
     y = gl.inline_asm_elementwise(
         "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x * w], dtype=gl.bfloat16, is_pure=True, pack=2
     )

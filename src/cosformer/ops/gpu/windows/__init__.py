@@ -1,4 +1,4 @@
-"""Heads with a window, for both GPU backends, in plain Triton.
+"""Heads with a window, in plain Triton: for both GPU backends, where Hopper has no kernels of its own.
 
 rows.py     which rows see each other, and with what weight
 band.py     narrow windows: tiles of rows and the tiles that their windows reach, of queries
@@ -6,6 +6,7 @@ band.py     narrow windows: tiles of rows and the tiles that their windows reach
 wide.py     wide windows: whole chunks through states, the edges as squares
 decode.py   one token a row: the last keys and values, moved up by one place
 configs.py  block sizes, a fixed table
-launch.py   which of these make up a forward, a backward and a step
+launch.py   which of these, or of a backend's own, make up a forward, a backward and a step
+one_plan.py a call with windows as one launch plan
 heads.py    a backend for heads with and without windows
 """

@@ -40,7 +40,7 @@ def meet_queries(
     DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys and the queries [begin, end) of all heads of its group: dk and dv. MODE as in
-    `meet`."""
+    `meet` of band_queries.py."""
     others = tl.arange(0, BS)
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
@@ -86,7 +86,8 @@ def tile_of_keys(
     HAS_MASK: tl.constexpr, BT: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     DOT: tl.constexpr, PRECISION: tl.constexpr, MEND: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a tile of keys, from what band_queries has written; returns and MEND as there."""
+    """dk and dv of a tile of keys, from the inv_den and delta that came with dq; returns and MEND as in
+    band_queries.py."""
     entry = pid % heads
     tile = pid // heads
     tiles = tl.cdiv(length, BT)

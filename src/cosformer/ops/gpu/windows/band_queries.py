@@ -47,7 +47,8 @@ def meet(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries and the keys [begin, end): the sums, and their denominators for "o". MODE: "sum", or
-    "spoil" and then "clear" if that was not finite; "correct" with a change of delta (`lacking`)."""
+    "spoil" and then "clear" if that was not finite; "correct", or "correct and clear", with a change of delta
+    (`lacking`)."""
     others = tl.arange(0, BS)
     features = tl.arange(0, BF)
     columns = tl.arange(0, BN)

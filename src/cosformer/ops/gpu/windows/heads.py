@@ -1,5 +1,5 @@
-"""A GPU backend for heads with and without windows: its own kernels for those without, the portable kernels
-for windows (launch.py) for the others."""
+"""A GPU backend for heads with and without windows: as one launch plan where it can be (one_plan.py), else
+the backend's own kernels for heads without a window and the portable ones (launch.py) for the others."""
 
 from contextlib import nullcontext
 from typing import Protocol

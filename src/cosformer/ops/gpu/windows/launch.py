@@ -1,7 +1,8 @@
 """Attention of heads with a window: which kernels make up a forward, a backward and a step.
 
-Narrow windows are bands (band.py), wide ones go through states of chunks (wide.py). All heads
-of a kind are one launch, whatever their windows: these are data. Heads without a window are not touched.
+Narrow windows are bands (band.py), wide ones go through states of chunks (wide.py). All heads of a kind are
+one launch, and for bands one that mends, whatever their windows: these are data. A plan that has kernels of
+its own (`narrow_parts`, `wide_heads`) divides them further. Heads without a window are not touched.
 """
 
 from collections.abc import Sequence
@@ -211,6 +212,8 @@ class _Windowed:
             return
         tensors = [self.tensors[n] for n in ("k", "v", "q", "g", "dk", "dv")]
         options = configs.band("keys", self.dot_precision.bytes, max(self.dims)).options(*self.dims)
+        # A backend's own kernels for keys take one query head for each; those of a group are portable here,
+        # with the inv_den and delta of whichever kernels have computed dq.
         for part, own in self._narrow_parts(table) if self.group == 1 else [(table, None)]:
             if own is not None:
                 own.keys(self.inv_den, self.delta)

@@ -1,7 +1,9 @@
-"""A call with windows as one launch plan: heads without a window beside the others, on a stream of their own.
+"""A call with windows as one launch plan: heads without a window beside the others, in long calls on a stream
+of their own.
 
-Of calls without documents and states, whose heads without a window are neighbours: most of training and of
-inference. What is left over takes a plan for each kind of heads (ops/windowed.py).
+Of calls without documents and states, whose heads without a window, if there are any, are neighbours and such
+that the backend can write them in place: most of training and of inference. What is left over takes a plan
+for each kind of heads (ops/windowed.py), with portable kernels for windows.
 """
 
 from functools import cache

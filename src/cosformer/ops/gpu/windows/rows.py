@@ -2,14 +2,15 @@
 
 A head with a window of W tokens is the sum of rows.py over the pairs that are less than W apart,
 
-    y_i = sum_j c(i - j) (a_i . b_j) c_j        c(d) = cos((pi/2) d / W)  for |d| < W, 0 beyond
+    y_i = sum_j w(i - j) (a_i . b_j) c_j        w(d) = cos((pi/2) d / W)  for |d| < W, 0 beyond
 
 over j <= i for "o" and "dq", over j >= i for "dk" and "dv" where attention is causal. The rows a program
 computes are its own, those it sums over are the others: for "o" and "dq" queries and keys, for "dk" and "dv"
 keys and queries. An own row at index i stands at index i + shift of the other side.
 
-What a row does not see may be anything, NaN included, and zero times NaN is NaN: pairs that are not seen are
-chosen away after every product of rows, never multiplied by zero (band.py for the products behind).
+What a row does not see may be anything, NaN included, and zero times NaN is NaN: in bands pairs that are not
+seen are chosen away after every product of rows, never multiplied by zero (band.py for the products behind;
+wide.py for the edges of wide windows).
 """
 
 import triton
@@ -157,7 +158,7 @@ def weigh_heads(
     G, O, DEN, INV_DEN, DELTA, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
     GROUP: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """r and delta (ops/gpu/rows.py) of the heads in TABLE, a tile of ROWS tokens each."""
+    """inv_den and delta (ops/gpu/rows.py) of the heads in TABLE, a tile of ROWS tokens each."""
     pid = tl.program_id(0)
     entry = pid % (heads * GROUP)
     tile = pid // (heads * GROUP)

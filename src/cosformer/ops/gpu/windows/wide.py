@@ -16,9 +16,9 @@ is in no state that it meets, and roundings end with the segment. At the edges t
 with what is not seen: NaN may reach the rows of the chunk that meets its own, 63 tokens too far.
 
     "o", "dv":   S = sum_j phi(b_j) c_j^T [2, D, BN]     y = phi(a) S + P c
-                 P = c(i - j) (a b^T)
+                 P = w(i - j) (a b^T)
     "dq", "dk":  S = sum_j b_j phi(c_j)^T [2, Dv, BN]    y = phi(1)^T (a S + delta z) + P c
-                 P = c(i - j) (a b^T + delta)
+                 P = w(i - j) (a b^T + delta)
 
 Phases are relative to the first own row. They change their sign there, so ReLU comes before them, and what
 is rounded is the product: cos(theta_i - theta_j) is a difference of large numbers where it is small, and
@@ -159,7 +159,7 @@ def wide(
     IS_VARLEN: tl.constexpr, HAS_MASK: tl.constexpr, CHUNK: tl.constexpr, BF: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A, B, X, Y and GATE as in roles.py; DEN, which "o" writes, INV_DEN and DELTA are
+    """A, B, X, Y and GATE: a, b, c, y and x of roles.py; DEN, which "o" writes, INV_DEN and DELTA are
     [B, H, Tq]. PARTIAL [B, own heads, T, N] and TOTAL [BLOCKS, B, own heads, T] are scratch memory."""
     ON_Q: tl.constexpr = (OUTPUT == "o") or (OUTPUT == "dq")
     TRANSPOSED: tl.constexpr = (OUTPUT == "dq") or (OUTPUT == "dk")
