@@ -61,6 +61,7 @@ MODELS = {
         {"attention": ["softmax", "cosformer"], "attention_parameters": {"windows": [3, 8]}},
     ),
     "pairs of classes": (CosformerForCausalLM, {"head_loss": "one_vs_each"}),
+    "loss in chunks": (CosformerForCausalLM, {"loss_chunk": 5}),
     "mean": (CosformerForSequenceClassification, {"pooling": "mean"}),
     "max": (CosformerForSequenceClassification, {"pooling": "max", "causal": True}),
     "cls": (CosformerForSequenceClassification, {"pooling": "cls"}),

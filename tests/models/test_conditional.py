@@ -112,6 +112,24 @@ def test_the_cache_does_not_know_the_length_of_the_source(mechanism):
     assert sizes[0] == sizes[1]
 
 
+def test_the_loss_in_chunks_is_that_of_all_logits():
+    torch.manual_seed(0)
+    whole, chunked = model("cosformer").train(), model("cosformer", loss_chunk=5).train()
+    chunked.load_state_dict(whole.state_dict())
+    batch = {"input_ids": torch.randint(3, 60, (2, 9)), "labels": torch.randint(3, 60, (2, 7))}
+    batch["labels"][1, 4:] = -100
+    for more in ({}, {"num_items_in_batch": 3}):
+        found, expected = chunked(**batch, **more), whole(**batch, **more)
+        assert found.logits is None
+        close(found.loss.float(), expected.loss, 1e-6)  # transformers' loss is in float32
+        for net, loss in ((chunked, found.loss), (whole, expected.loss)):
+            net.zero_grad()
+            loss.backward()
+        for a, b in zip(chunked.parameters(), whole.parameters(), strict=True):
+            close(a.grad, b.grad, 1e-6)
+    assert chunked.eval()(**batch).logits is not None
+
+
 def test_labels_become_inputs_one_place_later():
     net = model("cosformer")
     labels = torch.tensor([[5, 6, 7, -100]])

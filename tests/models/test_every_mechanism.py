@@ -137,12 +137,41 @@ def test_one_vs_each_takes_no_part_of_the_logits():
         net(ids, labels=ids, logits_to_keep=2)
 
 
+@pytest.mark.parametrize("head", [CosformerForCausalLM, CosformerForMaskedLM])
+def test_a_language_model_that_never_has_all_its_logits(head):
+    """Loss and gradients are those of the same model with all logits; outputs have none while it trains."""
+    torch.manual_seed(0)
+    whole, chunked = head(config()), head(config(loss_chunk=7))
+    chunked.load_state_dict(whole.state_dict())
+    batch = {"input_ids": tokens(2, 12), "labels": tokens(2, 12)}
+    batch["labels"][0, 4:7] = -100
+    for more in ({}, {"num_items_in_batch": 5}):
+        for net in (whole, chunked):
+            net.train().zero_grad()
+            net(**batch, **more).loss.backward()
+        assert chunked(**batch).logits is None
+        torch.testing.assert_close(chunked(**batch, **more).loss, whole(**batch, **more).loss)
+        for (name, a), (_, b) in zip(chunked.named_parameters(), whole.named_parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, msg=name)
+    assert chunked.eval()(**batch).logits.shape == (2, 12, 64)
+    assert chunked.train()(batch["input_ids"]).logits is not None, "nothing to learn from"
+
+
+def test_a_loss_in_chunks_takes_no_part_of_the_logits():
+    net = CosformerForCausalLM(config(loss_chunk=4)).train()
+    ids = tokens(1, 6)
+    with pytest.raises(ValueError, match="logits_to_keep must be left out where loss_chunk is given"):
+        net(ids, labels=ids, logits_to_keep=2)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"head_loss": "hinge"}, "head_loss must be one of cross_entropy, one_vs_each"),
         ({"loss_samples": 5}, 'loss_samples is for head_loss="one_vs_each"'),
         ({"head_loss": "one_vs_each", "loss_samples": 1}, "loss_samples must be at least 2"),
+        ({"loss_chunk": 0}, "loss_chunk must be a positive"),
+        ({"head_loss": "one_vs_each", "loss_chunk": 64}, 'loss_chunk is for head_loss="cross_entropy"'),
     ],
 )
 def test_losses_that_cannot_be(values, message):

@@ -13,6 +13,7 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel, with_both_sides
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.targets import without
+from cosformer.nn import chunked_cross_entropy
 
 
 class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenerationMixin):
@@ -79,17 +80,23 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             **{name: kwargs.get(name) for name in (*positions, "output_attentions")},
             return_dict=True,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None
+        logits = loss = None
         # Decoder inputs are the labels moved by one already: the loss must not move them again.
         targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
         if targets is not None:
             targets = without(targets, kwargs.get("ignore_index"))
-            more = {k: kwargs[k] for k in ("num_items_in_batch",) if k in kwargs}
-            size = self.config.vocab_size
-            loss = self.loss_function(
-                logits=logits, labels=targets, vocab_size=size, shift_labels=targets, **more
-            )
+        hidden, chunk = outputs.last_hidden_state, self.config.loss_chunk
+        if targets is not None and self.training and chunk is not None:
+            items = kwargs.get("num_items_in_batch")
+            loss = chunked_cross_entropy(self.lm_head, hidden, targets, chunk=chunk, num_items=items)
+        else:
+            logits = self.lm_head(hidden)
+            if targets is not None:
+                more = {k: kwargs[k] for k in ("num_items_in_batch",) if k in kwargs}
+                size = self.config.vocab_size
+                loss = self.loss_function(
+                    logits=logits, labels=targets, vocab_size=size, shift_labels=targets, **more
+                )
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

@@ -85,6 +85,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             of it for large vocabularies. In evaluation the loss is the cross entropy either way.
         loss_samples: classes that one_vs_each compares a label with at each step, in place of all; the
             logits of the others are then not computed while training, and outputs.logits is None.
+        loss_chunk: tokens whose logits a language model computes at a time while training, for long texts and
+            large vocabularies: memory grows with it, not with the text. outputs.logits is None then. None:
+            all at once.
         use_cache: carry a state from call to call in generation.
         tie_word_embeddings: one matrix for tokens in and out.
         defaults_version: the defaults that a saved configuration was written with; not to be chosen.
@@ -125,6 +128,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     embedding_range: float | None = None
     head_loss: str = "cross_entropy"
     loss_samples: int | None = None
+    loss_chunk: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = 256
@@ -241,6 +245,10 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
                 raise ValueError('loss_samples is for head_loss="one_vs_each": leave it out, or choose that.')
             if positive_int("loss_samples", self.loss_samples) < 2:
                 raise ValueError("loss_samples must be at least 2: one of them may be the label itself.")
+        if self.loss_chunk is not None:
+            positive_int("loss_chunk", self.loss_chunk)
+            if self.head_loss != "cross_entropy":
+                raise ValueError('loss_chunk is for head_loss="cross_entropy": leave it out, or choose that.')
         for name in ("dropout", "classifier_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}.")

@@ -47,6 +47,7 @@ VERSIONS: dict[int, dict[str, Any]] = {
         "embedding_range": None,
         "head_loss": "cross_entropy",
         "loss_samples": None,
+        "loss_chunk": None,
         "use_cache": True,
         "tie_word_embeddings": True,
         "pad_token_id": 256,

@@ -15,7 +15,7 @@ from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
 from cosformer.models.targets import next_tokens, without
-from cosformer.nn import one_vs_each_loss
+from cosformer.nn import chunked_cross_entropy, one_vs_each_loss
 
 
 class _LanguageModel(CosformerPreTrainedModel):
@@ -38,14 +38,19 @@ class _LanguageModel(CosformerPreTrainedModel):
         config, group, items = self.config, self.model.sequence_group, kwargs.get("num_items_in_batch")
         if group is not None and targets is not None and items is None:
             items = labels_that_count(targets, group)
-        if targets is not None and self.training and config.head_loss == "one_vs_each":
-            every = isinstance(keep, slice) and keep == slice(0, None)
-            if not every:
-                raise ValueError("logits_to_keep must be left out where head_loss is one_vs_each.")
-            loss = one_vs_each_loss(
-                hidden, self.lm_head.weight, targets, samples=config.loss_samples, num_items=items
-            )
-            logits = self.lm_head(hidden) if config.loss_samples is None else None
+        pairs, chunk = config.head_loss == "one_vs_each", config.loss_chunk
+        logits = None
+        if targets is not None and self.training and (pairs or chunk is not None):
+            if not (isinstance(keep, slice) and keep == slice(0, None)):
+                why = "head_loss is one_vs_each" if pairs else "loss_chunk is given"
+                raise ValueError(f"logits_to_keep must be left out where {why}.")
+            if chunk is not None:
+                loss = chunked_cross_entropy(self.lm_head, hidden, targets, chunk=chunk, num_items=items)
+            else:
+                loss = one_vs_each_loss(
+                    hidden, self.lm_head.weight, targets, samples=config.loss_samples, num_items=items
+                )
+                logits = self.lm_head(hidden) if config.loss_samples is None else None
         else:
             logits = self.lm_head(hidden[:, keep])
             if targets is None:

@@ -2,6 +2,7 @@
 
 from cosformer.nn.attention import CosformerAttention
 from cosformer.nn.block import Block, BlockOutput, CrossAttentionState
+from cosformer.nn.chunked_loss import chunked_cross_entropy
 from cosformer.nn.convolution import ShortConvolution
 from cosformer.nn.feedforward import FeedForward
 from cosformer.nn.gate import OutputGate
@@ -21,5 +22,6 @@ __all__ = [
     "OutputGate",
     "ShortConvolution",
     "build_norm",
+    "chunked_cross_entropy",
     "one_vs_each_loss",
 ]
