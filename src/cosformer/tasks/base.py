@@ -86,9 +86,9 @@ class Task(ABC):
     def dataset(self, split: Split) -> Rows:
         """The examples of a split; a missing or damaged file raises `DataError`."""
 
-    @abstractmethod
     def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """Rows as one batch: the keyword arguments of the model's forward, labels included."""
+        return stacked(rows) if self.pad_token_id is None else sequences(rows, self.pad_token_id, self.length)
 
     @abstractmethod
     def example(self) -> str:

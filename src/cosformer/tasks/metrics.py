@@ -136,17 +136,19 @@ def _places(labels: Tensor) -> slice | Tensor:
 class TokenAccuracy(Metric):
     """The share of right tokens among those asked for, and that of rows without a mistake.
 
-    A row that asks for nothing counts in neither.
+    A row that asks for nothing counts in neither. shift: logits of a column are about the one so far behind
+    it, 1 of a causal model, 0 of a decoder, whose inputs are the labels moved by one.
     """
 
     name = "accuracy"
     higher_is_better = True
+    shift: ClassVar[int] = 1
 
     def rows(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Statistics (right tokens, tokens asked for) of a causal model's logits [B, T, V]."""
-        labels = batch["labels"][:, 1:]
+        """Statistics (right tokens, tokens asked for) of logits [B, T, V]."""
+        labels = batch["labels"][:, self.shift :]
         wanted = labels != -100
-        right = (logits[:, :-1].argmax(-1) == labels) & wanted
+        right = (logits[:, : labels.shape[1]].argmax(-1) == labels) & wanted
         return torch.stack([right.sum(1), wanted.sum(1)], -1).to(torch.float64)
 
     def score(self, rows: Tensor) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Shared by the fine-tuning tasks: one sentence or two, and a label or a score."""
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks.base import Head, Row, Split, checked_split, sequences
+from cosformer.tasks.base import Head, Split, checked_split
 from cosformer.tasks.io import cache, sources
 from cosformer.tasks.io.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
 from cosformer.tasks.io.tokens import Tokenised, Vocabulary, vocabulary
@@ -141,9 +140,6 @@ class FineTuning(Tokenised):
         chosen = held_out(len(labels), self.held_out, split, self.fold)
         texts = {name: Ragged(folder, name) for name in self.columns}
         return LabelledRows(texts, labels, self.length, chosen)
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return sequences(rows, self.pad_token_id, self.length)
 
     def example(self) -> str:
         texts, label = next(self.records("train"))

@@ -1,16 +1,15 @@
 """Reviews: the Long Range Arena's Text, IMDB and Amazon for fine-tuning."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks.base import Row, Split, Task, checked_split, sequences
+from cosformer.tasks.base import Split, Task, checked_split
 from cosformer.tasks.glue.finetuning import FineTuning, Part, checked_share, held_out
 from cosformer.tasks.io import cache, sources
 from cosformer.tasks.io.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
@@ -75,9 +74,6 @@ class Text(Task):
         labels = load_numbers(folder, "labels")
         chosen = held_out(len(labels), self.held_out, split)
         return LabelledRows({"input_ids": Ragged(folder, "texts")}, labels, self.length, chosen)
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return sequences(rows, self.pad_token_id, self.length)
 
     def example(self) -> str:
         (text,), label = next(_imdb_records("train"))

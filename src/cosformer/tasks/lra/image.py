@@ -1,18 +1,16 @@
 """Image of the Long Range Arena: CIFAR-10 in grey (Krizhevsky, 2009), pixel by pixel."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from cosformer.ops.checks import flag, positive_int
-from cosformer.tasks.base import Row, Split, Task, checked_split
+from cosformer.tasks.base import Split, Task, checked_split
 from cosformer.tasks.io import cache, sources
-from cosformer.tasks.lra.pictures import Array, PictureRows, collate_pictures, drawn, read_grey
+from cosformer.tasks.lra.pictures import Array, PictureRows, drawn, read_grey
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.registry import register
 
@@ -75,9 +73,6 @@ class Image(Task):
         train = len(numbers) * 9 // 10
         own = {"train": slice(train), "valid": slice(train, None), "test": slice(None)}[split]
         return PictureRows(_shrunk(pictures[own], self.side), numbers[own])
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return collate_pictures(rows)
 
     def example(self) -> str:
         rows = self.dataset("train")

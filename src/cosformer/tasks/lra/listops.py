@@ -2,16 +2,15 @@
 
 import hashlib
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split, sequences
+from cosformer.tasks.base import SPLITS, Split, Task, checked_split
 from cosformer.tasks.io import cache, sources, workers
 from cosformer.tasks.io.ragged import LabelledRows, Ragged, RaggedWriter, load_numbers, save_numbers
 from cosformer.tasks.lra.listops_trees import CLOSE, SYMBOLS, Grammar, Trees, grow
@@ -101,9 +100,6 @@ class ListOps(Task):
     @property
     def _grammar(self) -> Grammar:
         return Grammar(self.min_length, self.max_length, self.max_depth, self.max_args)
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return sequences(rows, self.pad_token_id, self.length)
 
     def example(self) -> str:
         texts = _distinct(iter([grow(np.random.default_rng(self.seed), 1000, Grammar(10, 22))]))

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import Row, Rows, Split, checked_split, row_number, sequences
+from cosformer.tasks.base import Row, Rows, Split, checked_split, row_number
 from cosformer.tasks.io.ragged import Ragged, load_numbers
 from cosformer.tasks.io.tokens import Bytes, Tokenised, Vocabulary
 from cosformer.tasks.metrics import Accuracy
@@ -71,9 +70,6 @@ class DocumentPairs(Tokenised):
 
     def dataset(self, split: Split) -> PairRows:
         return PairRows(self.folder(checked_split(split)), split, self.length)
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return sequences(rows, self.pad_token_id, self.length)
 
     def example(self) -> str:
         row = self.dataset("valid")[0]

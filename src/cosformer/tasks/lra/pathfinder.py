@@ -2,21 +2,19 @@
 arXiv:2011.04006)."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from cosformer.tasks.base import SPLITS, Row, Split, Task, checked_split
+from cosformer.tasks.base import SPLITS, Split, Task, checked_split
 from cosformer.tasks.io import cache, workers
 from cosformer.tasks.lra.pathfinder_drawing import draw, tips
 from cosformer.tasks.lra.pathfinder_field import Array, Stimulus
 from cosformer.tasks.lra.pathfinder_snakes import Snakes, grow
-from cosformer.tasks.lra.pictures import PictureRows, collate_pictures, drawn
+from cosformer.tasks.lra.pictures import PictureRows, drawn
 from cosformer.tasks.metrics import Accuracy
 from cosformer.tasks.registry import register
 from cosformer.tasks.synthetic.tables import sizes
@@ -88,9 +86,6 @@ class Pathfinder(Task):
             np.load(folder / f"{checked_split(split)}.npy", mmap_mode="r"),
             np.load(folder / f"{split}.labels.npy"),
         )
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return collate_pictures(rows)
 
     def example(self) -> str:
         pictures, labels = pictures_of(self.stimulus, self.seed, 0, 1)

@@ -2,15 +2,13 @@
 
 import struct
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from cosformer.tasks.base import Row, Rows, row_number, stacked
+from cosformer.tasks.base import Row, Rows, row_number
 from cosformer.tasks.io.sources import DataError, bad
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -62,10 +60,6 @@ class PictureRows(Rows):
             "input_ids": torch.from_numpy(self.pictures[index].astype(np.int64).reshape(-1)),
             "labels": torch.tensor(int(self.labels[index])),
         }
-
-
-def collate_pictures(rows: Sequence[Row]) -> dict[str, Tensor]:
-    return stacked(rows)
 
 
 def drawn(picture: Array, label: str, columns: int = 32) -> str:

@@ -1,6 +1,6 @@
 """Reversing a sequence: the smallest task that needs cross-attention to look at the right place."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
@@ -9,15 +9,14 @@ from torch import Tensor
 
 from cosformer.ops.checks import positive_int
 from cosformer.tasks.base import Row, Rows, Split, padded, row_number
-from cosformer.tasks.metrics import Metric
+from cosformer.tasks.metrics import TokenAccuracy
 from cosformer.tasks.registry import register
 from cosformer.tasks.synthetic.tables import GeneratedTask, generator, sizes
 
 PAD, START, END, LETTERS = 0, 1, 2, 3
 
 
-@dataclass(frozen=True)
-class Exact(Metric):
+class Exact(TokenAccuracy):
     """The share of sequences without a single mistake, and of right tokens.
 
     Every token is predicted from the right ones before it; so a sequence has no mistake here exactly if
@@ -25,20 +24,10 @@ class Exact(Metric):
     """
 
     name = "exact"
-    higher_is_better = True
-
-    def rows(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Statistics (right tokens, tokens) of a decoder's logits [B, T, V]."""
-        wanted = batch["labels"] != -100
-        right = (logits.argmax(-1) == batch["labels"]) & wanted
-        return torch.stack([right.sum(1), wanted.sum(1)], -1).to(torch.float64)
+    shift = 0
 
     def score(self, rows: Tensor) -> dict[str, float]:
-        right, count = rows.unbind(-1)
-        return {
-            "exact": float((right == count).double().mean()),
-            "accuracy": float(right.sum() / count.sum()),
-        }
+        return dict(reversed(super().score(rows).items()))
 
 
 @register("reverse")

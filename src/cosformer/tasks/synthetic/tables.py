@@ -1,6 +1,5 @@
 """Shared by the synthetic tasks: a table of tokens in memory, generators, sizes of splits."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from cosformer import memory
 from cosformer.ops.checks import positive_int
-from cosformer.tasks.base import SPLITS, Row, Rows, Split, Task, checked_split, row_number, stacked
+from cosformer.tasks.base import SPLITS, Row, Rows, Split, Task, checked_split, row_number
 
 
 class TableRows(Rows):
@@ -43,9 +42,6 @@ class GeneratedTask(Task):
     seed: int = 0
 
     num_labels = None
-
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        return stacked(rows)
 
 
 def generator(seed: int, split: Split) -> np.random.Generator:
