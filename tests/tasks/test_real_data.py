@@ -115,7 +115,7 @@ def test_enwik8():
 def test_image_labels():
     """The sheets themselves take some seconds each to read: `benchmarks.tasks` looks at them."""
     present("cifar10/labels.json")
-    from cosformer.tasks import image
+    from cosformer.tasks.lra import image
 
     labels = image._labels(sources.find("cifar10/labels.json", advice=""), official=True)
     assert np.bincount(labels["train"]).tolist() == [5_000] * 10
