@@ -83,7 +83,7 @@ def lessons():
             yield pytest.param(head, task, settings, goal, mechanism, marks=marks, id=name)
 
 
-@pytest.mark.parametrize(("head", "task", "settings", "goal", "mechanism"), lessons())
+@pytest.mark.parametrize(("head", "task", "settings", "goal", "mechanism"), list(lessons()))
 def test_every_head_learns(head, task, settings, goal, mechanism):
     torch.manual_seed(0)
     net = head(config(attention=mechanism, position="learned", initializer_range=0.05, **settings)).train()
@@ -222,3 +222,28 @@ def test_the_trainer_trains_on_packed_documents(tmp_path):
     (whole, expected), (resumed, found) = ends
     assert resumed == whole
     assert all(torch.equal(x, expected[name]) for name, x in found.items())
+
+
+@pytest.mark.parametrize(("head", "task"), [x[:2] for x in LESSONS if x[2] in ({}, {"pooling": "mean"})])
+def test_the_trainer_evaluates(tmp_path, head, task):
+    """A loss, and predictions for the metrics: of all rows, though batches are smaller."""
+    torch.manual_seed(0)
+    net, batch = build(head, loss_chunk=5), task(6)
+    rows = [{name: column[i] for name, column in batch.items()} for i in range(6)]
+    arguments = TrainingArguments(
+        str(tmp_path), per_device_eval_batch_size=3, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    seen = []
+
+    def metrics(predicted):
+        seen.append(predicted)
+        return {}
+
+    found = Trainer(net, arguments, eval_dataset=rows, compute_metrics=metrics).evaluate()
+    with torch.no_grad():
+        expected = net.eval()(**batch)
+    assert found["eval_loss"] == pytest.approx(float(expected.loss), rel=1e-4)
+    (predicted,) = seen
+    logits = predicted.predictions[0] if isinstance(predicted.predictions, tuple) else predicted.predictions
+    assert logits.shape == expected.logits.shape
+    assert (predicted.label_ids == batch["labels"].numpy()).all()

@@ -76,7 +76,6 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         past_key_values: CosformerCache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -88,6 +87,9 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
 
         The first token of a document is never predicted from another document, nor padding at all.
         """
+        # Not an argument of its own: transformers' Trainer takes all whose names have "label" in them for
+        # those that a batch must have, and would give no loss in evaluation.
+        shift_labels: Tensor | None = kwargs.get("shift_labels")
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         output_hidden_states = self.hidden_states_wanted(
             output_hidden_states, kwargs.get("output_attentions")
