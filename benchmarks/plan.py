@@ -121,8 +121,13 @@ def is_done(entry: Entry, run: Run, records: Records) -> bool:
     return found is not None and _complete(Run.from_dict(found["settings"])) == _complete(run)
 
 
+# Fields of a model that count only where a run names them: the attention, and what came after the first
+# records, whose weights are named by the fields there were.
+_OTHERS = ("attention", "loss_chunk")
+
+
 def _complete(run: Run) -> str:
-    plain = {name: value for name, value in defaults.VERSIONS[1].items() if name != "attention"}
+    plain = {name: value for name, value in defaults.VERSIONS[1].items() if name not in _OTHERS}
     return digest(run.replace(model={**plain, **run.model}, compile=False, cuda_graph=False))
 
 

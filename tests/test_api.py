@@ -33,7 +33,8 @@ def test_names():
     ]  # fmt: skip
     assert sorted(cosformer.nn.__all__) == [
         "Block", "BlockOutput", "ConvolvedState", "CosformerAttention", "CrossAttentionState", "FeedForward",
-        "MultiheadAttention", "OutputGate", "ShortConvolution", "build_norm", "one_vs_each_loss",
+        "MultiheadAttention", "OutputGate", "ShortConvolution", "build_norm",
+        "chunked_cross_entropy", "one_vs_each_loss",
     ]  # fmt: skip
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:
