@@ -194,6 +194,34 @@ def test_autocast(mechanism):
     assert all(g.isfinite().all() for g in gradients(net, half).values())
 
 
+@pytest.mark.parametrize(
+    ("head", "task", "options"),
+    [
+        (CosformerForCausalLM, counting, {}),
+        (CosformerForCausalLM, counting, {"attention": ["cosformer", "linear"], "conv_size": 3}),
+        (CosformerForMaskedLM, masked, {"attention_parameters": {"windows": [2, 5, 9, 64]}}),
+        (CosformerForSequenceClassification, classified, {}),
+    ],
+    ids=str,
+)
+def test_the_gradients_of_each_sample(head, task, options):
+    """By torch.func, of all samples at once: those of each alone."""
+    torch.manual_seed(0)
+    net, batch = build(head, **options).train(), task(3)
+    weights = {name: x.detach() for name, x in net.named_parameters()}
+
+    def loss(weights, sample):
+        rows = {name: x[None] for name, x in sample.items()}
+        return torch.func.functional_call(net, weights, (), rows)["loss"]
+
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, batch)
+    for i in range(3):
+        net.zero_grad()
+        net(**{name: x[i : i + 1] for name, x in batch.items()}).loss.backward()
+        for name, x in net.named_parameters():
+            close(found[name][i], x.grad, 1e-6)
+
+
 def test_the_trainer_trains_on_packed_documents(tmp_path):
     """The usual Trainer, our collator, a few steps: the loss falls, and all columns arrive. Resumed from its
     own checkpoint, another model ends with the same weights to the bit."""

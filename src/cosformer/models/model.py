@@ -18,6 +18,7 @@ from cosformer.models.horizon import HorizonError
 from cosformer.models.layout import Layout
 from cosformer.models.step import fast_step
 from cosformer.nn import CrossAttentionState, build_norm
+from cosformer.ops.checks import readable
 
 logger = logging.get_logger(__name__)
 
@@ -173,8 +174,7 @@ class CosformerModel(CosformerPreTrainedModel):
             raise ValueError(
                 f"input_ids must be integers, but got {ids.dtype}; embeddings go to inputs_embeds."
             )
-        # On a GPU a check of the values would wait for the device, and in a graph there are no values.
-        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+        if readable(ids) and ids.numel():
             least, most = (int(n) for n in ids.aminmax())
             size = self.embed_tokens.num_embeddings
             if least < 0 or most >= size:
@@ -236,9 +236,7 @@ class CosformerModel(CosformerPreTrainedModel):
             return self._within(layouts.packed(cu_seqlens, length), None)
         columns = 0 if past is None else past.columns
         mask = None if attention_mask is None else self.own_mask(attention_mask, batch, length, columns)
-        # A mask of ones hides nothing; on a GPU checking it would wait for the device.
-        looks = mask is not None and mask.device.type == "cpu" and not torch.compiler.is_compiling()
-        if mask is None or (looks and mask.all()):
+        if mask is None or (readable(mask) and mask.all()):  # of ones, it hides nothing
             layout = layouts.whole(batch, length, x.device, past)
         else:
             layout = layouts.padded(mask, past, self.limit, keeps=cache is not None, empty_rows=only_state)
@@ -256,8 +254,7 @@ class CosformerModel(CosformerPreTrainedModel):
                 f"{list(mask.shape)}."
             )
         own = mask[:, columns:]
-        # Checked on CPUs alone, as input_ids are.
-        if mask.dtype != torch.bool and mask.device.type == "cpu" and not torch.compiler.is_compiling():
+        if mask.dtype != torch.bool and readable(mask):
             wrong = (own != 0) & (own != 1)
             if wrong.any():
                 raise ValueError(

@@ -9,6 +9,13 @@ import torch
 WIDE = (torch.float32, torch.float64)
 
 
+def readable(x: torch.Tensor) -> bool:
+    """Whether the values of a tensor can be looked at: on a GPU that would wait for the device, in a graph or
+    under the transforms of torch.func there are none."""
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and not traced
+
+
 def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, but got {value!r}.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.backends import NAMES, choose
-from cosformer.ops.checks import epsilon, flag
+from cosformer.ops.checks import epsilon, flag, readable
 from cosformer.ops.gpu import launch_cache
 from cosformer.ops.state import CosformerState
 from cosformer.ops.validation import check_call, check_distances, horizon_of, mask_of_lengths, offset_of
@@ -176,8 +176,7 @@ def _seen_after(
     if added is None:
         return args.positions + args.k.shape[1], bound
     after = args.positions + added
-    known = after.device.type == "cpu" and not torch.compiler.is_compiling()
-    return after, int(after.max()) if known else bound
+    return after, int(after.max()) if readable(after) else bound
 
 
 def _under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from cosformer.ops.checks import WIDE, positive, positive_int
+from cosformer.ops.checks import WIDE, positive, positive_int, readable
 from cosformer.ops.row_state import RowState
 from cosformer.ops.windows import check_windows, public, state_rows
 
@@ -126,8 +126,7 @@ class CosformerState(RowState):
                 f"of shape {list(rows.shape)}."
             )
         chosen = self._each(lambda x: x.index_select(0, rows))
-        # On other devices reading the positions would wait for the device: the bound stays.
-        if rows.device.type != "cpu" or rows.numel() == 0 or torch.compiler.is_compiling():
+        if not readable(rows) or rows.numel() == 0:  # the bound stays
             return chosen
         return replace(chosen, seen=int(chosen.positions.max()))
 

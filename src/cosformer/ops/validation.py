@@ -5,7 +5,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from cosformer.ops.checks import positive, within_horizon
+from cosformer.ops.checks import positive, readable, within_horizon
 from cosformer.ops.packing import check_documents, document_bounds
 from cosformer.ops.state import CosformerState
 from cosformer.ops.windows import Windows, check_windows, state_rows
@@ -26,8 +26,7 @@ def check_lengths(
         )
     if cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
-    # Checked on CPUs alone: a GPU would have to be waited for, and a graph has no values.
-    if lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+    if readable(lengths):
         least, most = (int(n) for n in lengths.aminmax())
         if least < 0 or most > columns:
             raise ValueError(
