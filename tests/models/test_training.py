@@ -202,7 +202,7 @@ def test_autocast(mechanism):
         (CosformerForMaskedLM, masked, {"attention_parameters": {"windows": [2, 5, 9, 64]}}),
         (CosformerForSequenceClassification, classified, {}),
     ],
-    ids=str,
+    ids=["causal", "mixed", "windows", "classified"],
 )
 def test_the_gradients_of_each_sample(head, task, options):
     """By torch.func, of all samples at once: those of each alone."""
