@@ -102,3 +102,33 @@ def test_a_mistake_is_one_sentence(main, words, said, capsys):
     message = capsys.readouterr().err
     assert said in message
     assert len(message.splitlines()) == 1
+
+
+def test_a_call_that_is_compared_on_a_gpu_is_as_large_as_those_that_are_timed(small, monkeypatch):
+    """Its first text and its last are compared: what is wrong in the last alone is found."""
+    monkeypatch.setattr(windows, "MIXED", {"cuda": (2, None)})
+    monkeypatch.setattr(windows, "WIDE", {"cuda": ()})
+    monkeypatch.setattr(windows, "TOKENS", 2500)
+    found, batches = windows.gate(SHAPE, "cuda"), []
+    assert all(v["of_allowed"] <= 1 for v in found)
+
+    def wrong(q, k, v, *, backend, **options):
+        out = cosformer_attention(q, k, v, backend=backend, **options)
+        if backend == "chunked":
+            batches.append(len(q))
+            out = torch.cat([out[:-1], out[-1:] * 1.1])
+        return out
+
+    monkeypatch.setattr(windows, "cosformer_attention", wrong)
+    with pytest.raises(SystemExit, match="is wrong by"):
+        windows.gate(SHAPE, "cuda")
+    assert batches == [3]
+
+
+def test_such_a_call_takes_the_kernels_for_narrow_windows_on_hopper():
+    pytest.importorskip(
+        "triton", reason="the package triton is not installed (there are none for this platform)"
+    )
+    from cosformer.ops.hopper.band_run import MIN_ROWS
+
+    assert -(-windows.TOKENS // 1000) * 1000 * len(windows.MIXED["cuda"]) >= max(MIN_ROWS.values())
