@@ -121,8 +121,8 @@ def is_done(entry: Entry, run: Run, records: Records) -> bool:
     return found is not None and _complete(Run.from_dict(found["settings"])) == _complete(run)
 
 
-# Fields of a model that count only where a run names them: the attention, and what came after the first
-# records, whose weights are named by the fields there were.
+# Fields that are left out of a run's digest unless the run sets them: the attention, and fields that models
+# got after the first records were made, whose digests would change otherwise.
 _OTHERS = ("attention", "loss_chunk")
 
 

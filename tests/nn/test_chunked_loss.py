@@ -79,3 +79,13 @@ def test_compiled():
     hidden, head, targets = drawn(torch.float32)
     compiled = torch.compile(lambda x: chunked_cross_entropy(head, x, targets, chunk=5), backend="aot_eager")
     torch.testing.assert_close(compiled(hidden), whole(hidden, head, targets))
+
+
+def test_mistakes_are_told():
+    hidden, head, targets = drawn()
+    with pytest.raises(ValueError, match="chunk must be a positive int, but got 0"):
+        chunked_cross_entropy(head, hidden, targets, chunk=0)
+    with pytest.raises(
+        ValueError, match=r"targets must have the shape of hidden .* \[2, 13\], but got \[2, 12\]"
+    ):
+        chunked_cross_entropy(head, hidden, targets[:, 1:], chunk=4)

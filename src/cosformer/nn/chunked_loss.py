@@ -1,8 +1,9 @@
 """The cross entropy of a language model without the logits of all its tokens.
 
-Logits are tokens times vocabulary: of 65,536 tokens and 50,000 words 13 GB in float32, where the attention of
-the same text needs a state of constant size. Here they are computed for some tokens at a time, summed up to
-their loss and thrown away; the backward computes them again, which costs one more product with the head.
+There is a logit for each token and each word: 65,536 tokens and 50,000 words have 13 GB of them in float32,
+where the attention of the same text needs a state of constant size. Here they are computed for some tokens at
+a time, summed up to their loss and thrown away; the backward computes them again, which costs one more product
+with the head.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from cosformer.ops.checks import positive_int
 
 
 def chunked_cross_entropy(
@@ -30,6 +33,12 @@ def chunked_cross_entropy(
         chunk: tokens whose logits exist at a time.
         num_items: divide by this in place of the number of targets that count.
     """
+    positive_int("chunk", chunk)
+    if targets.shape != hidden.shape[:-1]:
+        raise ValueError(
+            "targets must have the shape of hidden without its last dimension, "
+            f"{list(hidden.shape[:-1])}, but got {list(targets.shape)}."
+        )
 
     def summed(hidden: Tensor, targets: Tensor) -> Tensor:
         logits = head(hidden)
