@@ -1,9 +1,9 @@
 """The cross entropy of a language model without the logits of all its tokens.
 
 There is a logit for each token and each word: 65,536 tokens and 50,000 words have 13 GB of them in float32,
-where the attention of the same text needs a state of constant size. Here they are computed for some tokens at
-a time, summed up to their loss and thrown away; the backward computes them again, which costs one more product
-with the head.
+where the attention of the same text needs a state of constant size. Here they are computed for some tokens
+at a time, summed up to their loss and thrown away; the backward computes them again, which costs one more
+product with the head.
 """
 
 from collections.abc import Callable
