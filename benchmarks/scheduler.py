@@ -43,7 +43,7 @@ class Scheduler:
         resume_later: whether unfinished runs may be worth something: the folder will still be there.
         retry: try again what has failed.
         fast: capture forward and backward as a CUDA graph, and compile the layers of runs that are long
-            enough (COMPILED).
+            enough (COMPILED); but neither where a step waits for the GPU, which would cut both to pieces.
     """
 
     entries: list[Entry]
@@ -140,7 +140,8 @@ class Scheduler:
         run = build(entry, self.records, self.failed)
         if not self.fast:
             return run
-        return run.replace(compile=entry.seconds >= COMPILED, cuda_graph=entry.captured)
+        compiled = entry.captured and entry.seconds >= COMPILED
+        return run.replace(compile=compiled, cuda_graph=entry.captured)
 
     def _has_failed(self, entry: Entry, run: Run) -> bool:
         return self.failed.get(entry.name, {}).get("digest") == digest(run)

@@ -329,6 +329,8 @@ def test_short_runs_are_not_compiled(tmp_path):
     assert [(r.compile, r.cuda_graph) for _, r in plan.look()] == [(False, True), (False, True)]
     plan.entries = [dataclasses.replace(entries[2], tries=())]
     assert [(r.compile, r.cuda_graph) for _, r in plan.look()] == [(True, True)]
+    plan.entries = [dataclasses.replace(plan.entries[0], captured=False)]
+    assert [(r.compile, r.cuda_graph) for _, r in plan.look()] == [(False, False)]
 
 
 def test_a_run_that_was_cut_off_behind_its_last_step(tmp_path):
