@@ -186,19 +186,33 @@ def test_what_is_launched_aside(kernel, monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "main")
     plan = LaunchPlan((torch.zeros(3),), torch.device("cpu"), True)
-    with plan.aside(True):
-        x = plan.empty((4,))
-        plan.launch(kernel, 5, x, x, 1, x, SIZE=4)
-    with plan.aside(False):
-        plan.launch(kernel, 6, x, x, 1, x, SIZE=4)
+    for wanted, programs in ((True, 5), (False, 6), (True, 7)):
+        with plan.aside(wanted):
+            x = plan.empty((4,))
+            plan.launch(kernel, programs, x, x, 1, x, SIZE=4)
     plan.join()
     plan.finish(x)
     assert told == ["fork", "join"]
     told.clear()
     plan.replay((torch.zeros(3),))
-    assert told == ["fork", (5, 88), (6, 77), "join"]
+    assert told == ["fork", (5, 88), (6, 77), (7, 88), "join"]
     alone = LaunchPlan((torch.zeros(3),), torch.device("cpu"), False)  # is not recorded: one stream
     with alone.aside(True):
         alone.launch(kernel, 5, x, x, 1, x, SIZE=4)
     alone.join()
-    assert len(told) == 4
+    assert len(told) == 5
+
+
+def test_what_was_begun_aside_goes_on_there(monkeypatch):
+    """Also where something turns up that cannot be replayed: it may need what was launched there before."""
+    used = []
+    side = SimpleNamespace(stream="side", fork=lambda: None, join=lambda: None)
+    monkeypatch.setattr(launch_plan, "side_stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(used.append(stream)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "main")
+    plan = LaunchPlan((torch.zeros(3),), torch.device("cpu"), True)
+    for replayable in (True, False):
+        plan.replayable = replayable
+        with plan.aside(True):
+            pass
+    assert used == ["side", "side"]

@@ -18,7 +18,7 @@ pytestmark = on_a_gpu
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """The kernels that were launched, with nothing in the cache of plans."""
+    """The names of the kernels that were launched, with nothing in the cache of plans."""
     from cosformer.ops.gpu import launch_cache
     from cosformer.ops.hopper import band_run
 
@@ -27,7 +27,9 @@ def launched(monkeypatch):
     monkeypatch.setattr(band_run, "MIN_ROWS", {True: 0, False: 0})
     monkeypatch.setattr(launch_cache, "PLAN_CACHE", {})
     monkeypatch.setattr(
-        band_run.BandHeads, "_launch", lambda self, kernel, *a: found.append(kernel) or real(self, kernel, *a)
+        band_run.BandHeads,
+        "_launch",
+        lambda self, kernel, *a: found.append(kernel.__name__) or real(self, kernel, *a),
     )
     return found
 
@@ -44,7 +46,38 @@ def test_widths_and_odd_lengths(length, windows, causal, launched):
 
     assert_right(make(tq=length, dim=64, causal=causal, windows=windows))
     expected = [kernels_of(w, causal) for w in windows]
-    assert set(launched) == {kernel for x in expected if x is not None for kernel in x[0][:3]}
+    names = {kernel.__name__ for x in expected if x is not None for kernel in x[0][:3]}
+    assert set(launched) - {"band_bwd"} == names
+
+
+@both_ways
+@pytest.mark.parametrize("windows", [(1, 2, 3, 5), (31, 32, 17, 8), (64, 63, 33, 2)], ids=str)
+@pytest.mark.parametrize("length", [1, 31, 33, 64, 97, 700, 4200, 9000])
+def test_gradients_at_once(length, windows, causal, launched):
+    """Also where a row ends within half a tile, and where what mends has several strips of a row."""
+    if length > 1:
+        assert_right(make(tq=length, dim=64, heads=4, causal=causal, windows=windows))
+    else:
+        assert_one_token_is_right(causal=causal, windows=windows[:2])
+    assert ("band_bwd" in launched) == (causal or max(windows) <= 32)
+
+
+@pytest.mark.parametrize("row", [30, 7935, 7936, 7967, 7968, 8999])
+def test_mended_at_the_edges_of_strips(row, launched):
+    """A gradient that is not finite, in both directions: half of a tile of dq belongs to the tile before."""
+    x = inputs(1, 9000, 2, 64)
+    grad = torch.randn_like(x[2])
+    options = {"causal": False, "windows": (8, 32)}
+    clean = results(x, "hopper", grad, **options)
+    with torch.no_grad():
+        x[2][:, row] = torch.nan
+    found = results(x, "hopper", grad, **options)
+    at = torch.arange(9000, device="cuda")
+    for head, window in enumerate(options["windows"]):
+        far = (at - row).abs() >= window
+        assert torch.equal(found[1][:, far, head], clean[1][:, far, head])
+        assert found[1][:, ~far, head].isnan().any(-1).all()
+    assert "band_bwd" in launched
 
 
 @both_ways

@@ -84,7 +84,7 @@ for launch in {(x.name, x.constants): x for x in launches}.values():
     x = Report.of(launch.compile())
     print(launch.name, x.registers, launch.constants[-1], x.stack, x.shared, x.products, x.waits)
 """
-RING_SPILLED = 64
+RING_SPILLED, BAND_SPILLED = 64, {"band_bwd": 64}
 WIDE_SPILLED = {True: 32, False: 80}  # bytes a thread spills at most; measured beside 255 registers
 
 
@@ -110,7 +110,7 @@ from tests.ops.hopper.compiling import Report, record_windows
 band_run.MIN_ROWS = {True: 0, False: 0}
 for launch in record_windows((2, 64, 128, 130, 256), eval(sys.argv[1])):
     x = Report.of(launch.compile())
-    mends = launch.constants[-2]
+    mends = launch.constants[-2] is True
     print(launch.name, mends, x.registers, launch.constants[-1], x.stack, x.shared, x.products, x.waits)
 """
 
@@ -121,7 +121,8 @@ def test_narrow_windows(causal):
     """Two CTAs of four warps per SM and no spills, or one of eight and few, but for the launch that mends
     what is not finite."""
     lines = [line.split() for line in run(BANDS, causal)]
-    assert len(lines) == 24  # 2 and 64, 128, 130, 256
+    # 2 and 64 (gradients at once: 5 launches), 128, 130, 256; in both directions 64 is apart.
+    assert len(lines) == (23 if causal else 29)
     for name, mends, *numbers in lines:
         registers, warps, stack, shared, products, waits = map(int, numbers)
         assert shared + 1024 <= SHARED, name
@@ -129,7 +130,7 @@ def test_narrow_windows(causal):
             ctas = 8 // warps
             assert ctas * (shared + 1024) <= SHARED, name
             assert products >= 3 * waits > 0, name
-            assert stack <= (RING_SPILLED if warps == 8 else 0), name
+            assert stack <= (RING_SPILLED if warps == 8 else BAND_SPILLED.get(name, 0)), name
             assert ctas * warps * 32 * (-(-registers // 8) * 8) <= REGISTERS, name
 
 

@@ -43,22 +43,28 @@ assert {n for n, _ in names(group=2)} == {"window_state", "window_fwd"}  # the b
 for call in OTHERS:
     assert names(**call) == set(), call
 
-NAMES = ("fwd", "bwd_dq", "bwd_dkv")
+NAMES = ("fwd", "bwd_dq", "bwd_dkv", "bwd")
 def bands(windows, causal, **options):
     # how many launches of each kernel, those that mend included: of bands, and of rings
     found = [x.name for x in record_windows(windows, causal, **options)]
     assert set(found) <= {f"{kind}_{name}" for kind in ("band", "ring") for name in NAMES}, found
     return [[found.count(f"{kind}_{name}") for name in NAMES] for kind in ("band", "ring")]
 
-NONE, ONE, TWO, THREE = [0] * 3, [2] * 3, [4] * 3, [6] * 3
+# `AT_ONCE`: gradients at once, and what mends them.
+NONE, ONE, TWO, THREE, AT_ONCE = [0] * 4, [2, 2, 2, 0], [4, 4, 4, 0], [6, 6, 6, 0], [2, 1, 1, 1]
+AND_ONE = [4, 3, 3, 1]
 long, longer = 2**16, 2**18  # rows of heads: 4 and 16 times as many
-assert bands((2, 65), True, length=long) == [ONE, NONE]
+assert bands((2, 64), True, length=long) == [AT_ONCE, NONE]
+assert bands((2, 65), True, length=long) == [ONE, NONE]  # a pair of 65 tokens is seen in two tiles
 assert bands((2, 65, 66, 129), True, length=long) == [TWO, NONE]
-assert bands((2, 65, 130, 256), True, length=long) == [ONE, TWO]  # three tiles behind, and four
-assert bands((2, 65, 66, 84), False, length=longer) == [ONE, NONE]  # the last two are portable
-assert bands((2, 66, 85, 129), False, length=longer) == [ONE, ONE]
-assert bands((1, 128, 192, 256), False, length=longer) == [ONE, THREE]
-assert bands((2, 256), True, length=long, group=2) == [[2, 2, 0]] * 2
+assert bands((2, 64, 66, 129), True, length=long) == [AND_ONE, NONE]
+assert bands((2, 64, 130, 256), True, length=long) == [AT_ONCE, TWO]  # three tiles behind, and four
+assert bands((1, 32, 66, 84), False, length=longer) == [AT_ONCE, NONE]  # the last two are portable
+assert bands((1, 33, 66, 84), False, length=longer) == [ONE, NONE]
+assert bands((32, 34, 65, 84), False, length=longer) == [AND_ONE, NONE]
+assert bands((2, 66, 85, 129), False, length=longer) == [AT_ONCE, ONE]
+assert bands((1, 128, 192, 256), False, length=longer) == [AT_ONCE, THREE]
+assert bands((2, 256), True, length=long, group=2) == [[2, 2, 0, 0]] * 2
 assert bands((2, 65), True, length=long // 2) == [NONE, NONE]  # too few rows
 assert bands((2, 256), False, length=long) == [NONE, NONE]
 for call in ({"dtype": torch.float16}, {"dim": 128}, {"dim": 20}, {"masked": True}, {"packed": True},

@@ -65,7 +65,9 @@ class WideHeads(Protocol):
 
 
 class BandHeads(Protocol):
-    """A backend's own kernels for heads with narrow windows."""
+    """A backend's own kernels for heads with narrow windows. `aside`: they are meant for the side stream."""
+
+    aside: bool
 
     def queries(self, what: str, den: Tensor, inv_den: Tensor, delta: Tensor, eps: float) -> None: ...
     def keys(self, inv_den: Tensor, delta: Tensor) -> None: ...
@@ -100,12 +102,14 @@ class LaunchPlan:
     @contextmanager
     def aside(self, wanted: bool) -> Iterator[None]:
         """What is launched inside runs beside the rest of the call, on a side stream, if that is `wanted` and
-        the call is recorded: it may use nothing that the rest writes, nor the other way round."""
-        if not (wanted and self.replayable):
+        the call is recorded: it may use nothing that the rest writes, nor the other way round. It may use
+        what was launched aside before, so that goes on where the call turns out not to be replayable."""
+        if not (wanted and (self.replayable or self.forks)):
             yield
             return
         side = side_stream(self.device)
-        side.fork()
+        if not self.forks:
+            side.fork()
         self.forks, self._main = True, torch.cuda.current_stream(self.device)
         try:
             with torch.cuda.stream(side.stream):

@@ -62,14 +62,13 @@ RUNTIME = ["heads", "length", "tiles", "strips", "strip", "row_b", "row_h"]
 @gluon.jit(do_not_specialize=RUNTIME)
 def band_bwd_dkv(
     q, k, v, g, dk, dv, inv_den_ptr, delta_ptr, spoilt_ptr, table, heads, length, tiles, strips, strip,
-    row_b, row_h, F: gl.constexpr, CAUSAL: gl.constexpr, BEHIND: gl.constexpr, AHEAD: gl.constexpr,
+    row_b, row_h, F: gl.constexpr, CAUSAL: gl.constexpr, BEFORE: gl.constexpr, OTHERS: gl.constexpr,
     MEND: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * F * 2
-    OTHERS: gl.constexpr = BEHIND + AHEAD + 1
     SLOTS: gl.constexpr = OTHERS + 1
 
     head, _, window, entry, batch, first, count = locate_strip(
@@ -79,7 +78,7 @@ def band_bwd_dkv(
         if not any_marked(spoilt_ptr, batch * tiles + first, count, heads, entry, WARPS):
             return
         scratch = alloc_smem(CHUNK, F)
-    oldest = (first - BEHIND) * CHUNK
+    oldest = first * CHUNK - BEFORE
     q_tiles = alloc_tiles(SLOTS, CHUNK, F)
     g_tiles = alloc_tiles(SLOTS, CHUNK, F)
     k_tiles = alloc_tiles(2, CHUNK, F)
@@ -102,10 +101,10 @@ def band_bwd_dkv(
             tma_load(q, q_tiles.index(n), bars.index(n), batch, oldest + n * CHUNK, head)
             tma_load(g, g_tiles.index(n), bars.index(n), batch, oldest + n * CHUNK, head)
 
-    w_0 = band_weights(CHUNK * BEHIND, window, True, CAUSAL, SCORES)
-    w_1 = band_weights(CHUNK * (BEHIND - 1), window, True, CAUSAL, SCORES)
+    w_0 = band_weights(BEFORE, window, True, CAUSAL, SCORES)
+    w_1 = band_weights(BEFORE - CHUNK, window, True, CAUSAL, SCORES)
     if OTHERS == 3:
-        w_2 = band_weights(CHUNK * (BEHIND - 2), window, True, CAUSAL, SCORES)
+        w_2 = band_weights(BEFORE - 2 * CHUNK, window, True, CAUSAL, SCORES)
     q_rows = gl.arange(0, CHUNK, layout=row_slice(COALESCED))
     delta_rows = gl.arange(0, CHUNK, layout=row_slice(selector_layout(WARPS)))
     zero_scores = gl.zeros([CHUNK, CHUNK], gl.float32, SCORES)

@@ -50,23 +50,24 @@ RUNTIME = ["heads", "length", "tiles", "strips", "strip", "eps", "row_b", "row_h
 def band_bwd_dq(
     q, k, v, o, g, dq, den_ptr, inv_den_ptr, delta_ptr, spoilt_ptr, table, heads, length, tiles, strips,
     strip, eps, row_b, row_h, GROUP: gl.constexpr, F: gl.constexpr, CAUSAL: gl.constexpr,
-    BEHIND: gl.constexpr, AHEAD: gl.constexpr, MEND: gl.constexpr, WARPS: gl.constexpr,
+    BEFORE: gl.constexpr, OTHERS: gl.constexpr, MEND: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * F * 2
-    OTHERS: gl.constexpr = BEHIND + AHEAD + 1
     SLOTS: gl.constexpr = OTHERS + 1
 
     head, key_head, window, entry, batch, first, count = locate_strip(
         gl.program_id(0), table, heads, tiles, strips, strip, GROUP
     )
     if MEND:
-        if not any_marked(spoilt_ptr, batch * tiles + first, count, heads, entry, WARPS):
+        # band_bwd.py may have found a tile with the one behind it, half of whose queries are this one's.
+        marks = gl.minimum(count + 1, tiles - first)
+        if not any_marked(spoilt_ptr, batch * tiles + first, marks, heads, entry, WARPS):
             return
         scratch = alloc_smem(CHUNK, F)
-    oldest = (first - BEHIND) * CHUNK
+    oldest = first * CHUNK - BEFORE
     k_tiles = alloc_tiles(SLOTS, CHUNK, F)
     v_tiles = alloc_tiles(SLOTS, CHUNK, F)
     g_tiles = alloc_tiles(2, CHUNK, F)
@@ -92,10 +93,10 @@ def band_bwd_dq(
             tma_load(k, k_tiles.index(n), bars.index(n), batch, oldest + n * CHUNK, key_head)
             tma_load(v, v_tiles.index(n), bars.index(n), batch, oldest + n * CHUNK, key_head)
 
-    w_0 = band_weights(CHUNK * BEHIND, window, False, CAUSAL, SCORES)
-    w_1 = band_weights(CHUNK * (BEHIND - 1), window, False, CAUSAL, SCORES)
+    w_0 = band_weights(BEFORE, window, False, CAUSAL, SCORES)
+    w_1 = band_weights(BEFORE - CHUNK, window, False, CAUSAL, SCORES)
     if OTHERS == 3:
-        w_2 = band_weights(CHUNK * (BEHIND - 2), window, False, CAUSAL, SCORES)
+        w_2 = band_weights(BEFORE - 2 * CHUNK, window, False, CAUSAL, SCORES)
     rows = gl.arange(0, CHUNK, layout=row_slice(dot_operand(SCORES)))
     zero_scores = gl.zeros([CHUNK, CHUNK], gl.float32, SCORES)
     zero_out = gl.zeros([CHUNK, F], gl.float32, OUT)

@@ -49,7 +49,7 @@ RUNTIME = ["heads", "length", "tiles", "strips", "strip", "eps", "row_b", "row_h
 @gluon.jit(do_not_specialize=RUNTIME)
 def band_fwd(
     q, k, v, o, den_ptr, spoilt_ptr, table, heads, length, tiles, strips, strip, eps, row_b, row_h,
-    GROUP: gl.constexpr, F: gl.constexpr, CAUSAL: gl.constexpr, BEHIND: gl.constexpr, AHEAD: gl.constexpr,
+    GROUP: gl.constexpr, F: gl.constexpr, CAUSAL: gl.constexpr, BEFORE: gl.constexpr, OTHERS: gl.constexpr,
     MEND: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """spoilt [tiles of all rows, heads]: 1 where a tile is not finite, else 0; with MEND it is read."""
@@ -58,7 +58,6 @@ def band_fwd(
     ROW_PARTIALS: gl.constexpr = partials_layout(CHUNK, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
     TILE_BYTES: gl.constexpr = CHUNK * F * 2
-    OTHERS: gl.constexpr = BEHIND + AHEAD + 1
     SLOTS: gl.constexpr = OTHERS + 1
 
     head, key_head, window, entry, batch, first, count = locate_strip(
@@ -68,7 +67,7 @@ def band_fwd(
         if not any_marked(spoilt_ptr, batch * tiles + first, count, heads, entry, WARPS):
             return
         scratch = alloc_smem(CHUNK, F)
-    oldest = (first - BEHIND) * CHUNK  # token
+    oldest = first * CHUNK - BEFORE  # token
     k_tiles = alloc_tiles(SLOTS, CHUNK, F)
     v_tiles = alloc_tiles(SLOTS, CHUNK, F)
     q_tiles = alloc_tiles(2, CHUNK, F)
@@ -86,10 +85,10 @@ def band_fwd(
             tma_load(k, k_tiles.index(n), bars.index(n), batch, oldest + n * CHUNK, key_head)
             tma_load(v, v_tiles.index(n), bars.index(n), batch, oldest + n * CHUNK, key_head)
 
-    w_0 = band_weights(CHUNK * BEHIND, window, False, CAUSAL, SCORES)
-    w_1 = band_weights(CHUNK * (BEHIND - 1), window, False, CAUSAL, SCORES)
+    w_0 = band_weights(BEFORE, window, False, CAUSAL, SCORES)
+    w_1 = band_weights(BEFORE - CHUNK, window, False, CAUSAL, SCORES)
     if OTHERS == 3:
-        w_2 = band_weights(CHUNK * (BEHIND - 2), window, False, CAUSAL, SCORES)
+        w_2 = band_weights(BEFORE - 2 * CHUNK, window, False, CAUSAL, SCORES)
     o_rows = gl.arange(0, CHUNK, layout=row_slice(OUT))
     zero_scores = gl.zeros([CHUNK, CHUNK], gl.float32, SCORES)
     zero_out = gl.zeros([CHUNK, F], gl.float32, OUT)

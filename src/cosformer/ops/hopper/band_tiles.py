@@ -1,13 +1,14 @@
 """Narrow windows: the tiles of the other side that a tile meets, and their weights.
 
-A window of at most 64 BEHIND + 1 tokens reaches BEHIND tiles of keys back from a query, and as many AHEAD
-where attention is not causal. Seen from own keys they change places: of a causal call, BEHIND is 0. A CTA
-goes through a strip of tiles of one head. The tiles of the other side lie in a ring of BEHIND + AHEAD + 2
-slots in shared memory: those that the own tile meets, and the next, which is on its way. Each is read once,
-and rectified once, in place.
+A CTA goes through a strip of tiles of 64 rows of one head. An own tile meets OTHERS tiles of the other side,
+the first of which begins BEFORE tokens before it. Of queries that is 64 and 2 for causal windows of up to 65
+tokens, and 64 and 3 in both directions; but 32 and 2 for those of up to 33 tokens: tiles of the other side
+begin in the middle of own ones. Of causal keys BEFORE is 0. The tiles of the other side lie in a ring of
+OTHERS + 1 slots in shared memory: those that the own tile meets, and the next, which is on its way. Each is
+read once, and rectified once, in place.
 
-    place in the ring       0 ... BEHIND + AHEAD, the own tile's at BEHIND
-    distance own - other    i - j + 64 (BEHIND - place)     of row i of the own tile and row j of the other
+    place in the ring       0 ... OTHERS - 1
+    distance own - other    i - j + BEFORE - 64 place     of row i of the own tile and row j of the other
 
 The weight of a pair depends on its distance alone: cos((pi/2) d / W) for each place is computed before the
 loop, and held as pairs of bfloat16, 16 registers a tile. Pairs that are not seen have the weight zero, and

@@ -34,6 +34,8 @@ MENDED = 128  # tiles of a band that a program looks after
 # Few programs hide waiting by large tiles, many by each other.
 STEP_TILES = ((4096, 2**11, 2), (512, 2**12, 4), (0, 2**13, 4))
 STEP_SMALL = 16  # places that a window of up to as many is read in
+# Rows of heads from which on the GPU is busy for longer than it takes to start a second stream.
+ROWS_ASIDE = 2**18
 WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 
 
@@ -148,6 +150,11 @@ def _decode(
     return ()
 
 
+def is_long(q: Tensor) -> bool:
+    """Whether kinds of heads are worth computing beside each other."""
+    return q.shape[0] * q.shape[1] * q.shape[2] >= ROWS_ASIDE
+
+
 class _Windowed:
     """The kernels of one call as methods: their tensors, strides and block sizes put in place."""
 
@@ -196,7 +203,8 @@ class _Windowed:
         options = configs.band(what, self.dot_precision.bytes, max(self.dims)).options(*self.dims)
         for part, own in self._narrow_parts(table):
             if own is not None:
-                own.queries(what, self.den, self.inv_den, self.delta, self.eps)
+                with self.plan.aside(own.aside):
+                    own.queries(what, self.den, self.inv_den, self.delta, self.eps)
                 continue
             heads = part.shape[0]
             self._band(
@@ -216,7 +224,8 @@ class _Windowed:
         # with the inv_den and delta of whichever kernels have computed dq.
         for part, own in self._narrow_parts(table) if self.group == 1 else [(table, None)]:
             if own is not None:
-                own.keys(self.inv_den, self.delta)
+                with self.plan.aside(own.aside):
+                    own.keys(self.inv_den, self.delta)
                 continue
             heads = part.shape[0]
             self._band(
@@ -253,20 +262,29 @@ class _Windowed:
         )  # fmt: skip
 
     def wide_forward(self, table: Tensor | None) -> None:
-        for part, heads in self._wide_parts(table):
-            if heads is not None:
-                heads.forward(self.den, self.eps)
-            else:
-                self.wide("o", part)
+        parts = self._wide_parts(table)
+        with self.plan.aside(self._is_aside(parts)):
+            for part, heads in parts:
+                if heads is not None:
+                    heads.forward(self.den, self.eps)
+                else:
+                    self.wide("o", part)
 
     def wide_backward(self, table: Tensor | None) -> None:
-        self.weigh(table)
-        for part, heads in self._wide_parts(table):
-            if heads is not None:
-                heads.backward(self.inv_den, self.delta)
-            else:
-                for what in ("dq", "dk", "dv"):
-                    self.wide(what, part)
+        parts = self._wide_parts(table)
+        with self.plan.aside(self._is_aside(parts)):
+            self.weigh(table)
+            for part, heads in parts:
+                if heads is not None:
+                    heads.backward(self.inv_den, self.delta)
+                else:
+                    for what in ("dq", "dk", "dv"):
+                        self.wide(what, part)
+
+    def _is_aside(self, parts: list[tuple[Tensor | None, WideHeads | None]]) -> bool:
+        """Whether wide heads are computed beside narrow ones: in long calls, by a plan's own kernels."""
+        narrow = any(0 < w <= WIDEST_BAND for w in self.windows)
+        return narrow and parts[0][1] is not None and is_long(self.tensors["q"])
 
     def _wide_parts(self, table: Tensor | None) -> list[tuple[Tensor | None, WideHeads | None]]:
         """Wide heads, a window at a time where the plan has kernels of its own for them."""

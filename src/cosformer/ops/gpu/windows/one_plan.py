@@ -1,5 +1,5 @@
-"""A call with windows as one launch plan: heads without a window beside the others, in long calls on a stream
-of their own.
+"""A call with windows as one launch plan: heads without a window beside the others, in long calls on the side
+stream.
 
 Of calls without documents and states, whose heads without a window, if there are any, are neighbours and such
 that the backend can write them in place: most of training and of inference. What is left over takes a plan
@@ -22,8 +22,6 @@ from cosformer.ops.windowed import Triple
 from cosformer.ops.windows import plain_heads
 
 COPIED = 1024  # denominators that a program of copy_heads takes
-# Rows of heads from which on the GPU is busy for longer than it takes to start a second stream.
-ROWS_ASIDE = 2**18
 
 
 class PlainKernels(Protocol):
@@ -118,18 +116,19 @@ def _forward(
     `keep`; and what else is kept."""
     out = plan.empty((*q.shape[:3], v.shape[3]), q.dtype)
     den = plan.empty((q.shape[0], q.shape[2], q.shape[1]))
+    # First, for what they launch aside is long; heads without a window are a chain of short kernels.
+    launch.launch_forward(
+        plan, q, k, v, out, den, key_mask, None, narrow, wide, windows, causal, offset, eps
+    )  # fmt: skip
     kept = None
     if plain_q is not None and plain_k is not None and plain_v is not None:
-        with plan.aside(_is_long(q)):
+        with plan.aside(launch.is_long(q)):
             plain_den, kept = plain.launch_forward(
                 plan, plain_q, plain_k, plain_v, key_mask, _view(out, windows), causal, offset, horizon, eps,
                 keep,
             )  # fmt: skip
             if keep:
                 _copy_heads(plan, plain_den, den, windows, to_all=True)
-    launch.launch_forward(
-        plan, q, k, v, out, den, key_mask, None, narrow, wide, windows, causal, offset, eps
-    )  # fmt: skip
     return out, den, kept if keep else None
 
 
@@ -141,11 +140,14 @@ def _backward(
     horizon: float, eps: float, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = (plan.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
+    launch.launch_backward(
+        plan, grad, q, k, v, out, den, dq, dk, dv, key_mask, None, narrow, wide, windows, causal, offset, eps
+    )
     if (
         plain_grad is not None and plain_q is not None and plain_k is not None and plain_v is not None
         and plain_out is not None
     ):  # fmt: skip
-        with plan.aside(_is_long(q)):
+        with plan.aside(launch.is_long(q)):
             plain_den = plan.empty((q.shape[0], plain_q.shape[2], q.shape[1]))
             _copy_heads(plan, plain_den, den, windows, to_all=False)
             parts = (_view(dq, windows), _view(dk, windows), _view(dv, windows))
@@ -153,14 +155,7 @@ def _backward(
                 plan, plain_grad, plain_q, plain_k, plain_v, plain_out, plain_den, kept, key_mask, parts,
                 causal, offset, horizon, eps,
             )  # fmt: skip
-    launch.launch_backward(
-        plan, grad, q, k, v, out, den, dq, dk, dv, key_mask, None, narrow, wide, windows, causal, offset, eps
-    )
     return dq, dk, dv
-
-
-def _is_long(q: Tensor) -> bool:
-    return q.shape[0] * q.shape[1] * q.shape[2] >= ROWS_ASIDE
 
 
 def _view(x: Tensor, windows: tuple[int, ...]) -> Tensor:
