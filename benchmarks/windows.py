@@ -1,6 +1,7 @@
 """Heads with windows, timed beside the plain operator and two kinds of softmax; right before it is timed.
 
     python -m benchmarks.windows --device cuda --out benchmarks/reports/windows-cuda.json
+    python -m benchmarks.windows --device cuda --dims 128 --only windows plain softmax
     python -m benchmarks.windows --device cpu
 
 On a GPU: bfloat16, B x T = 65,536 tokens, 16 heads, calls replayed from CUDA graphs (gpu_clock.py),
@@ -113,12 +114,18 @@ def rows_wrong(got: Tensor, plain: Tensor, true: Tensor) -> float:
     return float(ours.max() / (4 * theirs.max() + 4 * torch.finfo(got.dtype).eps))
 
 
-def gate(shape: Shape, device: str) -> list[Record]:
-    """Every backend that is timed, against the equation in float64; values and gradients, row by row. On a
+def backends_of(found: list[Contender]) -> list[str]:
+    """Those that serve the contenders with windows."""
+    available = [b.name for b in backends() if b.available]
+    named = {c.name.partition("[")[2].rstrip("]") or available[0] for c in found if c.computes != "softmax"}
+    return [name for name in available if name in named]
+
+
+def gate(shape: Shape, device: str, names: list[str]) -> list[Record]:
+    """The backends that are timed, against the equation in float64; values and gradients, row by row. On a
     GPU a call has as many tokens as those that are timed, for with fewer it would take other kernels, and
     the first and the last text of it are compared."""
     verdicts = []
-    names = [b.name for b in backends() if b.available and b.name != "reference"]
     cases: list[tuple[Windows, int]] = [(MIXED[device], 1000), ((320,) * len(MIXED[device]), 1000)]
     if device == "cuda":  # the widths that are timed
         cases += [((w,) * len(MIXED[device]), 2500) for w in WIDE[device]]
@@ -160,8 +167,9 @@ def _cpu_clock(work: Callable[[], object], seconds: float) -> float:
 
 
 def measure(
-    device: str, dims: tuple[int, ...], seconds: float, save: Callable[[Record], None], progress: Progress
-) -> Record:
+    device: str, dims: tuple[int, ...], found: list[Contender], seconds: float,
+    save: Callable[[Record], None], progress: Progress,
+) -> Record:  # fmt: skip
     """`save` gets all that has been measured after each contender; ours come first."""
     where = torch.device(device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -177,11 +185,10 @@ def measure(
         prepare = lambda work: graphed(work)[0]  # noqa: E731
     shapes = {dim: Shape(1, 1000, heads, dim, dtype, where) for dim in dims}
     for shape in shapes.values():
-        data["gate"] += gate(shape, device)
+        data["gate"] += gate(shape, device, backends_of(found))
     data["decoding"] = decoding(where, dtype, clock, device, data.get("bytes_per_second"))
     if device == "cuda":
         data["host"] = host(Shape(1, 2048, heads, 64, dtype, where))
-    found = contenders(device)
     cases = list(product(dims, LENGTHS[device], MODES, PHASES))
     progress.start(len(found) * len(cases))
     for c in found:
@@ -273,18 +280,25 @@ def main(words: list[str] | None = None) -> None:
     p = Parser(prog="python -m benchmarks.windows", description=__doc__)
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
     p.add_argument("--dims", type=positive_int, nargs="+", default=[64], help="head sizes (default: 64)")
+    p.add_argument("--only", nargs="+", metavar="NAME", help="contenders (default: all): windows, plain, ...")
     p.add_argument("--seconds", type=number(0, 3600), default=0.1, help="for each case")
     p.add_argument("--out", type=Path, help="where the record goes (default: nowhere)")
     args = p.parse_args(words)
     where = device_for(p, args.device)
     check_out(p, args.out)
+    found = {c.name: c for c in contenders(where.type)}
+    for name in args.only or ():
+        if name not in found:
+            p.error(f"--only {name}: no contender has this name; there are {', '.join(found)}")
+    chosen = [found[name] for name in args.only or found]
     data = header(FORMAT, where) | {"windows": MIXED[where.type]}
 
     def save(found: Record) -> None:
         if args.out is not None:
             write_json(args.out, data | found)
 
-    print(table(data | measure(where.type, tuple(args.dims), args.seconds, save, Progress())))
+    measured = measure(where.type, tuple(args.dims), chosen, args.seconds, save, Progress())
+    print(table(data | measured))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,19 @@ def test_a_small_run(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("small")
+def test_some_contenders(tmp_path, capsys):
+    words = ["--device", "cpu", "--dims", "16", "--seconds", "0.001", "--out", str(tmp_path / "x.json")]
+    windows.main([*words, "--only", "windows", "softmax"])
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert {t["contender"] for t in record["timings"]} == {"windows", "softmax"}
+    assert {v["backend"] for v in record["gate"]} == {"chunked"}
+    with pytest.raises(SystemExit, match="2"):
+        windows.main([*words, "--only", "window 64"])
+    said = "--only window 64: no contender has this name; there are windows, window 320, plain, softmax"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small")
 def test_what_was_measured_is_kept(tmp_path, monkeypatch):
     def broken(q, k, v, causal):
         raise KeyboardInterrupt
@@ -55,7 +68,7 @@ def test_nothing_wrong_is_timed(monkeypatch):
 
     monkeypatch.setattr(windows, "cosformer_attention", wrong)
     with pytest.raises(SystemExit, match="is wrong by"):
-        windows.gate(SHAPE, "cpu")
+        windows.gate(SHAPE, "cpu", ["chunked"])
 
 
 def test_a_short_stream(tmp_path, monkeypatch):
@@ -109,7 +122,7 @@ def test_a_call_that_is_compared_on_a_gpu_is_as_large_as_those_that_are_timed(sm
     monkeypatch.setattr(windows, "MIXED", {"cuda": (2, None)})
     monkeypatch.setattr(windows, "WIDE", {"cuda": ()})
     monkeypatch.setattr(windows, "TOKENS", 2500)
-    found, batches = windows.gate(SHAPE, "cuda"), []
+    found, batches = windows.gate(SHAPE, "cuda", ["chunked"]), []
     assert all(v["of_allowed"] <= 1 for v in found)
 
     def wrong(q, k, v, *, backend, **options):
@@ -121,7 +134,7 @@ def test_a_call_that_is_compared_on_a_gpu_is_as_large_as_those_that_are_timed(sm
 
     monkeypatch.setattr(windows, "cosformer_attention", wrong)
     with pytest.raises(SystemExit, match="is wrong by"):
-        windows.gate(SHAPE, "cuda")
+        windows.gate(SHAPE, "cuda", ["chunked"])
     assert batches == [3]
 
 
