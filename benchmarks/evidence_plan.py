@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from benchmarks import enwik8_plan
+from benchmarks import cosine_plan, enwik8_plan
 from benchmarks.plan import Entry
 from cosformer.models import defaults
 from cosformer.training import recipes
@@ -185,4 +185,5 @@ PLANS: dict[str, Callable[[], list[Entry]]] = {
     "mlm": masked,
     "pretrain": pretrained,
     "lm-8192": enwik8_plan.at_8192,
+    "cosine": cosine_plan.entries,
 }

@@ -1,0 +1,63 @@
+"""The cosine itself: does its shape matter, or only that it is a window? Small language models over the bytes
+of enwik8, for CPU cores, so that every row has three seeds.
+
+Without windows: ReLU alone, and the cosine with a horizon of one, two and four lengths of a text, the flatter
+the longer; all with rotary positions. With windows, which need no positions: cut off at W (ReLU, a box), and
+falling to zero at W (the cosine); softmax without and with the same windows beside them.
+"""
+
+import dataclasses
+from typing import Any
+
+from benchmarks.plan import Entry, with_seed
+from cosformer.models import defaults
+
+PLAN = "cosine"
+LENGTH, LAYERS, HEADS, WIDTH = 512, 4, 4, 128
+WINDOWS = [2, 4, 16, 512]
+STEPS, BATCH = 800, 4
+RATES = (3e-3, 1e-3)
+_ROTARY: dict[str, Any] = {"position": "rotary"}
+_WINDOWED: dict[str, Any] = {"attention_parameters": {"windows": WINDOWS}}
+# Row: the attention, and what of the model is its own.
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "relu": ("relu", _ROTARY),
+    "cosine, M = T": ("cosformer", {**_ROTARY, "horizon": LENGTH}),
+    "cosine, M = 2T": ("cosformer", {**_ROTARY, "horizon": 2 * LENGTH}),
+    "cosine, M = 4T": ("cosformer", {**_ROTARY, "horizon": 4 * LENGTH}),
+    "relu, windows": ("relu", _WINDOWED),
+    "cosine, windows": ("cosformer", _WINDOWED),
+    "softmax": ("softmax", _ROTARY),
+    "softmax, windows": ("softmax", {**_ROTARY, **_WINDOWED}),
+}
+
+
+def entries() -> list[Entry]:
+    """Two learning rates of each row with the first seed, then two further seeds of the better one."""
+    tried = {row: [_entry(row, rate) for rate in RATES] for row in ROWS}
+    best = [
+        dataclasses.replace(with_seed(_entry(row, None), seed), tries=tuple(e.name for e in tried[row]))
+        for seed in (1, 2)
+        for row in ROWS
+    ]
+    return [*(e for own in tried.values() for e in own), *best]
+
+
+def _entry(row: str, rate: float | None) -> Entry:
+    attention, own = ROWS[row]
+    model = {
+        "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "intermediate_size": 4 * WIDTH, "position": "none", "dropout": 0.0, "initializer_range": 0.06,
+        **defaults.PAPER, **own,
+    }  # fmt: skip
+    overrides = {
+        "task_settings": {"length": LENGTH, "held_out": 131_072}, "model": model, "steps": STEPS,
+        "batch_size": BATCH, "warmup": STEPS // 10, "eval_every": STEPS // 2, "save_every": STEPS // 2,
+        "eval_batch_size": 8, "weight_decay": 0.01, "precision": "fp32", "device": "cpu", "data": "loader",
+    }  # fmt: skip
+    if rate is not None:
+        overrides["learning_rate"] = rate
+    return Entry(
+        PLAN, "enwik8", row, "enwik8", attention, 130, 0.0, 1.0, overrides=overrides,
+        part="" if rate is None else f"rate {rate:g}", captured=False,
+    )  # fmt: skip
