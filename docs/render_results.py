@@ -15,7 +15,8 @@ from cosformer.report.sections.places import Places
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.enwik8_plan import OURS, VARIANTS, WINDOWS  # noqa: E402 (part of the tree, not of the package)
+from benchmarks import cosine_plan  # noqa: E402 (part of the tree, not of the package)
+from benchmarks.enwik8_plan import OURS, VARIANTS, WINDOWS  # noqa: E402
 
 PAGE = ROOT / "docs" / "results.md"
 MARK = "<!-- {}: python docs/render_results.py -->\n"
@@ -31,6 +32,7 @@ def planned() -> dict[str, Section]:
         "language": evidence.language(places, {evidence.WINDOWS: WINDOWS, evidence.OURS: OURS}),
         "arena": evidence.arena(places),
         "masked": evidence.masked(places),
+        "cosine": evidence.cosine(places, list(cosine_plan.ROWS)),
         "ablation": evidence.ablation(places, list(VARIANTS)),
         "speed": speed(),
     }

@@ -111,9 +111,23 @@ def test_planned_runs_have_tables_of_their_own(tmp_path):
     assert titles == [
         "Which similarity function (Table 1)", "Autoregressive language modelling (Table 2)",
         "Pretraining and fine-tuning (Table 3)", "Long Range Arena (Table 4)", "Masked language modelling",
-        "Ablation (enwik8)",
+        "The cosine itself", "Ablation (enwik8)",
     ]  # fmt: skip
     assert evidence.sections([]) == []
+
+
+def test_the_cosine_itself():
+    """Seeds of the better learning rate; rows that were not run say so."""
+    runs = [
+        planned("cosine", "enwik8", "relu", 3.2, 3.3, rate=3e-3, part="rate 0.003"),
+        planned("cosine", "enwik8", "relu", 3.0, 3.1, rate=1e-3, part="rate 0.001"),
+        planned("cosine", "enwik8", "relu", 3.2, 3.3, rate=1e-3, part="seed 1", seed=1),
+    ]
+    table = evidence.cosine(Places(runs), ["cosine, M = T", "relu"]).blocks[0]
+    assert table.rows == [
+        ["cosine, M = T", "not run", "not run", "-", "0"],
+        ["relu", "3.100 ± 0.100", "3.200 ± 0.100", "0.001", "2"],
+    ]
 
 
 def test_settings_are_chosen_by_their_first_seed():
