@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
-from cosformer.ops.backends import can_serve
 from cosformer.ops.checks import epsilon, within_horizon
-from cosformer.ops.one_token import StepWeights, one_token
+from cosformer.ops.one_token import StepWeights, has_kernel, one_token
 from cosformer.ops.state import CosformerState
 from cosformer.ops.validation import check_call
 from cosformer.ops.windows import check_windows
@@ -45,7 +44,7 @@ def decode_step(
         q, k, v, key_mask, None, state.numerator, state.denominator, state.positions, True, 0, state.horizon,
         eps, True, False, state.keys, state.values, check_windows(state.windows, k.shape[2]),
     )  # fmt: skip
-    if q.is_cuda and can_serve("triton", args, state.seen):
+    if q.is_cuda and has_kernel(args, state.seen):
         from cosformer.ops.triton.stepping import step
 
         out = step(args, advance=True)

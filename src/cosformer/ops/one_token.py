@@ -26,6 +26,7 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import is_traced
 from cosformer.ops.backends import can_serve
 from cosformer.ops.state import CosformerState
+from cosformer.ops.windows import fits_step
 
 USE_KERNEL = True  # on CUDA devices; a compiler may fuse the plain operations instead
 MOST_TOGETHER = 2**17  # heads times past keys of a row that are computed together
@@ -92,7 +93,7 @@ def one_token(
     the token are written to `into`, which may be `state` itself; positions are left alone."""
     if q.is_cuda and USE_KERNEL:
         args = _args(q, k, v, into, weights.positions, eps)
-        if can_serve("triton", args, state.seen):
+        if has_kernel(args, state.seen):
             return _by_kernel(args, state, into)
     batch, _, heads, dim = q.shape
     kv_heads, dtype = k.shape[2], state.numerator.dtype
@@ -129,6 +130,11 @@ def one_token(
             row = rows.stop
         parts.append(out)
     return torch.cat(parts, 1).to(q.dtype).view(batch, 1, heads, -1)
+
+
+def has_kernel(args: AttentionArgs, seen: int) -> bool:
+    """Whether `step` (ops/triton/stepping.py) serves a call on a CUDA device."""
+    return can_serve("triton", args, seen) and (args.windows is None or fits_step(args.windows))
 
 
 def _args(

@@ -96,6 +96,12 @@ def state_rows(windows: Windows | None) -> int:
     return sum(w - 1 for w in windows or () if w)
 
 
+def fits_step(windows: Windows) -> bool:
+    """Whether the kernel of a step (ops/gpu/windows/step.py) can number these heads, their windows and their
+    places in the state: it has 12, 24 and 26 bits for them. Plain operations serve what it cannot."""
+    return len(windows) <= 2**12 and max(windows) < 2**24 and sum(windows) < 2**26
+
+
 def plain_heads(windows: Windows) -> list[slice]:
     """The key heads without a window, neighbours together."""
     groups: list[slice] = []

@@ -41,7 +41,8 @@ class Launch:
             elif isinstance(x, float):
                 signature[p.name], aligned = "fp32", False
             else:
-                signature[p.name], aligned = "i32", x % 16 == 0 and not p.do_not_specialize
+                signature[p.name] = "i64" if abs(x) >= 2**31 else "i32"
+                aligned = x % 16 == 0 and not p.do_not_specialize
             if aligned:
                 attributes[(i,)] = [["tt.divisibility", 16]]
         source = ASTSource(self.kernel, signature, constants, attributes)

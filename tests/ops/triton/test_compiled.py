@@ -87,12 +87,13 @@ def test_no_length_and_no_batch_is_among_what_is_compiled():
 
 WINDOWS = """
 import sys, torch
-from cosformer.ops.gpu.windows import launch as windowed
+from cosformer.ops.gpu.windows import launch as windowed, step
 from tests.ops.triton.compiling import Recorder, report
 
 launches = []
-for name in ("band_queries", "band_keys", "wide", "window_step", "document_bounds", "weigh_heads"):
+for name in ("band_queries", "band_keys", "wide", "document_bounds", "weigh_heads"):
     setattr(windowed, name, Recorder(getattr(windowed, name), launches))
+step.mixed_step = Recorder(step.mixed_step, launches)
 
 def record(dim, windows, causal, length, batch=1, packed=False, dtype=torch.bfloat16):
     launches.clear()
@@ -103,8 +104,10 @@ def record(dim, windows, causal, length, batch=1, packed=False, dtype=torch.bflo
     settings = (table, None, empty(9, dtype=torch.int32) if packed else None, causal, 0, 1e-6)
     windowed.forward(q, k, v, out, den, *settings)
     windowed.backward(g, q, k, v, out, den, dq, dk, dv, *settings)
-    token = (x[:, :1] for x in (q, k, v, out))
-    windowed.decode(*token, *(empty(batch, table.places, dim) for _ in range(2)), table, None, 1e-6)
+    carried = [empty(batch, sum(w - 1 for w in windows if w), dim) for _ in range(2)]
+    carried += [empty(batch, windows.count(0), 2, *n, dtype=torch.float32) for n in ((dim, dim), (dim,))]
+    token = [x[:, :1] for x in (q, k, v, out)]
+    step.step(*token, *carried, empty(batch, dtype=torch.int64), windows, None, 1e4, 1e-6, True)
     return list(launches)
 """
 WINDOWS_SPILLED = {80: 704, 86: 704, 89: 704, 90: 384}  # without Hopper's products operands lie in registers

@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
 from cosformer.ops.gpu.windows import launch
-from tests.ops.triton.window_cases import DEVICE, EPS, UNTOUCHED, Call, assert_right, rows_apart
+from tests.ops.triton.window_cases import Call, assert_right
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -93,36 +93,3 @@ def test_repeated_calls_agree_to_the_bit():
     x = call.tensors()
     first, second = call.run(x, None), call.run(x, None)
     assert all(torch.equal(first[n], second[n]) for n in first)
-
-
-@pytest.mark.parametrize(
-    ("group", "dtype"),
-    [pytest.param(3, torch.float32, marks=pytest.mark.thorough), (1, torch.float16)],
-    ids=str,
-)
-def test_token_by_token_as_all_at_once(group, dtype):
-    """The state holds the last W - 1 keys and values of each head, bit for bit. Up to three tiles."""
-    call = Call((1, 2, 0, 40, 5), tq=44, batch=2, group=group, d=24, dv=200, masked=True, dtype=dtype)
-    x, mask = call.tensors(), call.mask()
-    table = launch.window_table(call.windows, x["q"].device)
-    keys, values = (torch.zeros(2, table.places, n, dtype=dtype, device=DEVICE) for n in (24, 200))
-    x["k"][~mask], x["v"][~mask] = torch.nan, torch.nan
-    exact, scale = call.exact({n: t.nan_to_num() for n, t in x.items()}, mask)["out"]
-    for t in range(call.tq):
-        out = torch.full((2, 1, x["q"].shape[2], 200), UNTOUCHED, dtype=dtype, device=DEVICE)
-        token = [x[n][:, t : t + 1] for n in "qkv"]
-        launch.decode(*token, out, keys, values, table, mask[:, t : t + 1], EPS)
-        for head, window in enumerate(call.windows):
-            mine = slice(head * group, head * group + group)
-            if window == 0:
-                assert (out[:, :, mine] == UNTOUCHED).all()
-            else:
-                apart = rows_apart(out[:, 0, mine].cpu(), exact[:, t, mine], scale[:, t, mine])
-                assert apart <= (1e-5 if dtype == torch.float32 else 2e-3)
-    place = 0
-    for head, window in enumerate(call.windows):
-        for stored, name in ((keys, "k"), (values, "v")):
-            real = x[name].masked_fill(~mask[..., None, None], 0)[:, call.tq - max(window, 1) + 1 :, head]
-            assert torch.equal(stored[:, place : place + max(window, 1) - 1], real)
-        place += max(window, 1) - 1
-    assert place == table.places

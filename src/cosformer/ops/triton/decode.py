@@ -48,8 +48,6 @@ def recurrent_step(
     k_cos, k_sin = cos * k, sin * k
     z_cos += k_cos
     z_sin += k_sin
-    tl.store(zt + pid * zt_stride + features, z_cos, mask=in_features)
-    tl.store(zt + pid * zt_stride + D + features, z_sin, mask=in_features)
     for _ in range(0, DV, BV):
         in_columns = columns < DV
         v = tl.load(
@@ -77,3 +75,8 @@ def recurrent_step(
             in_state = in_features[:, None] & (columns < DV)[None, :]
             s_cos = tl.load(h0 + state_offsets, mask=in_state, other=0.0)
             s_sin = tl.load(h0 + D * DV + state_offsets, mask=in_state, other=0.0)
+    # Every warp holds all of z, and one writes it, perhaps over what another has yet to read: here all have.
+    # A number of S is held by one thread, which reads and writes it.
+    tl.debug_barrier()
+    tl.store(zt + pid * zt_stride + features, z_cos, mask=in_features)
+    tl.store(zt + pid * zt_stride + D + features, z_sin, mask=in_features)

@@ -139,21 +139,21 @@ def launch_backward(
 
 
 def step(
-    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State, positions: Tensor,
-    into: Tensor | None, horizon: float, eps: float,
+    q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, state: State, positions: Tensor, horizon: float,
+    eps: float,
 ) -> Tensor:  # fmt: skip
-    """One token a row; the state is updated in place. Returns o, written `into` a tensor that is given."""
-    inputs = (q, k, v, key_mask, state.s, state.z, positions, into)
+    """One token a row; the state is updated in place. Returns o."""
+    inputs = (q, k, v, key_mask, state.s, state.z, positions)
     (out,) = cached_call(_step, inputs, (horizon, eps), replayable=True)
     return out
 
 
 def _step(
     plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, s: Tensor, z: Tensor,
-    positions: Tensor, into: Tensor | None, horizon: float, eps: float,
+    positions: Tensor, horizon: float, eps: float,
 ) -> tuple[Tensor]:  # fmt: skip
     batch, length, heads, _ = q.shape
-    out = plan.empty((batch, length, heads, v.shape[3]), q.dtype) if into is None else into
+    out = plan.empty((batch, length, heads, v.shape[3]), q.dtype)
     den = plan.empty((batch, heads, length))
     state = State.of(s, z)
     tensors = {"q": q, "k": k, "v": v, "out": out}

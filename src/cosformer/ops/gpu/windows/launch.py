@@ -1,4 +1,4 @@
-"""Attention of heads with a window: which kernels make up a forward, a backward and a step.
+"""Attention of heads with a window: which kernels make up a forward and a backward.
 
 Narrow windows are bands (band.py), wide ones go through states of chunks (wide.py). All heads of a kind are
 one launch, and for bands one that mends, whatever their windows: these are data. A plan that has kernels of
@@ -22,7 +22,6 @@ from cosformer.ops.gpu.roles import ROLES
 from cosformer.ops.gpu.windows import configs
 from cosformer.ops.gpu.windows.band_keys import band_keys
 from cosformer.ops.gpu.windows.band_queries import band_queries
-from cosformer.ops.gpu.windows.decode import window_step
 from cosformer.ops.gpu.windows.rows import document_bounds, weigh_heads
 from cosformer.ops.gpu.windows.wide import wide
 
@@ -30,10 +29,6 @@ WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through s
 WIDE_STEP = 64
 BISECTED = 256  # tokens a program of document_bounds takes
 MENDED = 128  # tiles of a band that a program looks after
-# Of a step: programs from which on, numbers of keys, and of values, that one reads at a time, and its warps.
-# Few programs hide waiting by large tiles, many by each other.
-STEP_TILES = ((4096, 2**11, 2), (512, 2**12, 4), (0, 2**13, 4))
-STEP_SMALL = 16  # places that a window of up to as many is read in
 # Rows of heads from which on the GPU is busy for longer than it takes to start a second stream.
 ROWS_ASIDE = 2**18
 WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
@@ -41,19 +36,13 @@ WIDE_CTAS = 2  # of the kernel for wide windows that an SM holds
 
 @dataclass(frozen=True)
 class WindowTable:
-    """The windows of a call's key-value heads, 0 for a head without one. `narrow`, `wide` and `every` hold,
-    for the heads of their kind, [head, W, first place in the state], int32 on the device; None where there
-    are none. Narrow and wide ones are sorted by their windows, `every` from the longest on."""
+    """The windows of a call's key-value heads, 0 for a head without one. `narrow` and `wide` hold, for the
+    heads of their kind, sorted by their windows, [head, W, first place in the state], int32 on the device;
+    None where there are none."""
 
     windows: tuple[int, ...]
     narrow: Tensor | None
     wide: Tensor | None
-    every: Tensor | None
-
-    @property
-    def places(self) -> int:
-        """Keys, and values, that the state of a row holds."""
-        return sum(w - 1 for w in self.windows if w)
 
 
 @cache
@@ -66,8 +55,7 @@ def window_table(windows: tuple[int, ...], device: torch.device) -> WindowTable:
             place += window - 1
     narrow = sorted((x for x in entries if x[1] <= WIDEST_BAND), key=lambda x: x[1])
     wide = sorted((x for x in entries if x[1] > WIDEST_BAND), key=lambda x: x[1])
-    every = sorted(entries, key=lambda x: -x[1])  # a step begins with the longest
-    made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide, every))
+    made = (torch.tensor(x, dtype=torch.int32, device=device) if x else None for x in (narrow, wide))
     return WindowTable(windows, *made)
 
 
@@ -112,41 +100,6 @@ def launch_backward(
     run.queries("dq", narrow)
     run.keys(narrow)
     run.wide_backward(wide)
-    return ()
-
-
-def decode(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, table: WindowTable,
-    key_mask: Tensor | None, eps: float,
-) -> None:  # fmt: skip
-    """One token a row, q [B, 1, H, D]: writes o into out [B, 1, H, Dv], and moves keys [B, R, D] and values
-    [B, R, Dv] up by one place, in place. `key_mask` [B, 1]: a masked token is a key of zeros."""
-    inputs = (q, k, v, out, keys, values, key_mask, table.every)
-    cached_call(_decode, inputs, (table.windows, eps), replayable=True)
-
-
-def _decode(
-    plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor,
-    key_mask: Tensor | None, every: Tensor | None, windows: tuple[int, ...], eps: float,
-) -> tuple[()]:  # fmt: skip
-    batch, _, heads, d = q.shape
-    dv, group = v.shape[3], heads // k.shape[2]
-    if every is None or batch == 0:
-        return ()
-    q, k, v = with_aligned_rows(q), with_aligned_rows(k), with_aligned_rows(v)
-    mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
-    wide_d, wide_v = power_of_two(d), power_of_two(dv)
-    programs = batch * every.shape[0]
-    numbers, warps = next(tile for least, *tile in STEP_TILES if programs >= least)
-    plan.launch(
-        window_step, programs,
-        q, k, v, out, keys, values, mask, every, every.shape[0], eps, q.stride(0), q.stride(2), k.stride(0),
-        k.stride(2), v.stride(0), v.stride(2), out.stride(0), out.stride(2), keys.stride(0), values.stride(0),
-        0 if mask is None else mask.stride(0),
-        GROUP=group, GROUPS=1 << (group - 1).bit_length(), D=d, DV=dv, MASKED=mask is not None,
-        BR=max(STEP_SMALL, numbers // max(wide_d, wide_v)), SMALL=STEP_SMALL, BD=wide_d, BV=wide_v,
-        num_warps=warps,
-    )  # fmt: skip
     return ()
 
 

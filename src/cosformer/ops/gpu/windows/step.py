@@ -1,0 +1,100 @@
+"""One token a row with windows: how the heads are handed to the kernel (mixed_step.py), in one launch."""
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cosformer.ops.gpu.blocks import power_of_two
+from cosformer.ops.gpu.launch_cache import cached_call
+from cosformer.ops.gpu.launch_plan import LaunchPlan
+from cosformer.ops.gpu.padding import with_aligned_rows
+from cosformer.ops.gpu.windows.mixed_step import ENTRIES, mixed_step
+from cosformer.ops.windows import fits_step
+
+SMALL = 16  # places that a window of up to as many is read in
+SMALLS = 4  # of these that a program takes, where heads have up to 64 features
+MOST_PLAIN = 4  # heads without a window that one program takes, one after another
+NUMBERS = 2**12  # of keys, and of values, that a program reads at a time; half of it where they spill
+WARPS = 4
+REGISTERS = 168  # a thread: three programs fit on an SM
+
+
+class StepEntries(NamedTuple):
+    """Key heads, packed: those without a window, with more than SMALL places, and the rest, each from the
+    longest window on."""
+
+    packed: tuple[int, ...]
+    table: Tensor  # the same
+    plain: int
+    longs: int
+    smalls: int
+
+
+@cache
+def step_entries(windows: tuple[int, ...], device: torch.device) -> StepEntries:
+    assert fits_step(windows)
+    entries, place = [], 0
+    for head, window in enumerate(windows):
+        entries.append((window, head, place))
+        place += max(window, 1) - 1
+    entries.sort(key=lambda x: (x[0] > 0, -x[0]))
+    # Bit 62: an int64, whatever else it holds.
+    packed = tuple(1 << 62 | at << 36 | window << 12 | head for window, head, at in entries)
+    plain, longs = windows.count(0), sum(w > SMALL for w in windows)
+    table = torch.tensor(packed, dtype=torch.int64, device=device)
+    return StepEntries(packed, table, plain, longs, len(windows) - plain - longs)
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, numerator: Tensor,
+    denominator: Tensor, positions: Tensor, windows: tuple[int, ...], key_mask: Tensor | None, horizon: float,
+    eps: float, advance: bool,
+) -> bool:  # fmt: skip
+    """q [B, 1, H, D]: writes o into out [B, 1, H, Dv]. In place, keys [B, R, D] and values [B, R, Dv] move up
+    by one place, and heads without a window add to numerator [B, n, 2, D, Dv] and denominator [B, n, 2, D].
+    `key_mask` [B, 1]: a masked token is a key of zeros. True: positions have been advanced, too, as was asked
+    for."""
+    entries = step_entries(windows, q.device)
+    sums = (numerator, denominator) if entries.plain else (None, None)
+    inputs = (q, k, v, out, keys, values, *sums, positions, key_mask, entries.table)
+    advance = advance and entries.plain <= MOST_PLAIN
+    cached_call(_step, inputs, (windows, horizon, eps, advance), replayable=True)
+    return advance
+
+
+def _step(
+    plan: LaunchPlan, q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor,
+    s: Tensor | None, z: Tensor | None, positions: Tensor, key_mask: Tensor | None, table: Tensor,
+    windows: tuple[int, ...], horizon: float, eps: float, advance: bool,
+) -> tuple[()]:  # fmt: skip
+    batch, _, heads, d = q.shape
+    dv, group = v.shape[3], heads // k.shape[2]
+    if batch == 0:
+        return ()
+    packed, _, plain, longs, smalls = step_entries(windows, table.device)
+    q, k, v = with_aligned_rows(q), with_aligned_rows(k), with_aligned_rows(v)
+    mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
+    wide_d, wide_v = power_of_two(d), power_of_two(dv)
+    widest = max(wide_d, wide_v)
+    each = plain if plain <= MOST_PLAIN else 1
+    together = min(max(1, SMALLS * 64 // max(64, widest)), 1 << max(0, smalls - 1).bit_length())
+    spills = group > 1 or v.element_size() > 2
+    rows = max(SMALL, (NUMBERS // 2 if spills else NUMBERS) // widest)
+    # Rows that all threads read at once, 16 bytes each: those above one another are of one thread.
+    parts = max(1, min(rows, 32 * WARPS * (16 // v.element_size()) // wide_v))
+    in_args = len(packed) <= ENTRIES
+    numbers = (packed if in_args else ()) + (1 << 62,) * ENTRIES
+    units = (-(-plain // each) if each else 0) + longs + -(-smalls // together)
+    plan.launch(
+        mixed_step, units * batch,
+        q, k, v, out, keys, values, s, z, positions, mask, table, *numbers[:ENTRIES], batch, plain, longs,
+        smalls, horizon, eps, q.stride(0), q.stride(2), k.stride(0), k.stride(2), v.stride(0), v.stride(2),
+        out.stride(0), out.stride(2), keys.stride(0), values.stride(0), 0 if s is None else s.stride(1),
+        0 if z is None else z.stride(1), 0 if mask is None else mask.stride(0),
+        GROUP=group, GROUPS=1 << (group - 1).bit_length(), D=d, DV=dv, MASKED=mask is not None,
+        IN_ARGS=in_args, ADVANCE=advance, EACH=each, BR=rows, SMALL=SMALL, SMALLS=together, BD=wide_d,
+        BV=wide_v, BC=min(wide_v, 2**12 // wide_d), PARTS=parts, num_warps=WARPS, maxnreg=REGISTERS,
+    )  # fmt: skip
+    return ()
