@@ -116,10 +116,6 @@ def _forward(
     `keep`; and what else is kept."""
     out = plan.empty((*q.shape[:3], v.shape[3]), q.dtype)
     den = plan.empty((q.shape[0], q.shape[2], q.shape[1]))
-    # First, for what they launch aside is long; heads without a window are a chain of short kernels.
-    launch.launch_forward(
-        plan, q, k, v, out, den, key_mask, None, narrow, wide, windows, causal, offset, eps
-    )  # fmt: skip
     kept = None
     if plain_q is not None and plain_k is not None and plain_v is not None:
         with plan.aside(launch.is_long(q)):
@@ -129,6 +125,9 @@ def _forward(
             )  # fmt: skip
             if keep:
                 _copy_heads(plan, plain_den, den, windows, to_all=True)
+    launch.launch_forward(
+        plan, q, k, v, out, den, key_mask, None, narrow, wide, windows, causal, offset, eps
+    )  # fmt: skip
     return out, den, kept if keep else None
 
 
@@ -140,9 +139,6 @@ def _backward(
     horizon: float, eps: float, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dq, dk, dv = (plan.empty(tuple(x.shape), x.dtype) for x in (q, k, v))
-    launch.launch_backward(
-        plan, grad, q, k, v, out, den, dq, dk, dv, key_mask, None, narrow, wide, windows, causal, offset, eps
-    )
     if (
         plain_grad is not None and plain_q is not None and plain_k is not None and plain_v is not None
         and plain_out is not None
@@ -155,6 +151,9 @@ def _backward(
                 plan, plain_grad, plain_q, plain_k, plain_v, plain_out, plain_den, kept, key_mask, parts,
                 causal, offset, horizon, eps,
             )  # fmt: skip
+    launch.launch_backward(
+        plan, grad, q, k, v, out, den, dq, dk, dv, key_mask, None, narrow, wide, windows, causal, offset, eps
+    )
     return dq, dk, dv
 
 
