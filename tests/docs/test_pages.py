@@ -9,6 +9,9 @@ from statistics import mean
 
 import pytest
 
+from cosformer import reading
+from cosformer.report.sections.places import Places, scores
+
 ROOT = Path(__file__).parents[2]
 # The worked example of adding an attention is two files of the project: test_attentions.py runs it.
 PAGES = [
@@ -174,22 +177,53 @@ def test_the_quality_in_the_readme_is_that_of_the_records():
     assert f"a perplexity of {best['ours']:.2f} where softmax has {best['softmax']:.2f}" in text
 
 
+def test_the_losses_of_pretraining_are_those_of_the_records():
+    """Both sentences, learned positions and rotary ones, and the lead on IMDB."""
+    records = list(reading.json_lines(ROOT / "results" / "plan-pretrain.jsonl"))
+    text = (ROOT / "docs" / "results.md").read_text()
+    paragraph = next(line for line in text.splitlines() if line.startswith("With learned positions"))
+    learned, rotary = paragraph.split("With rotary positions")
+    for said, part in ((learned, ""), (rotary, "rotary")):
+        found = {
+            r["experiment"]["row"]: r["metric"]["valid"]["loss"]
+            for r in records
+            if (r["experiment"]["column"], r["experiment"]["part"]) == ("mlm", part)
+        }
+        for row in ("softmax", "relu", "leaky_relu", "linear", "cosformer", "identity", "windows", "ours"):
+            assert f"{row} {found[row]:.2f}" in said, (row, part)
+    places = Places(records)
+    softmax, windows, ours = (
+        scores(places.best("pretrain", "imdb", row))[0] for row in ("softmax", "windows", "ours")
+    )
+    assert f"{100 * (windows - softmax):.1f} to {100 * (ours - softmax):.1f} points ahead" in text
+
+
 def masked_scores(records, row):
     return [r["metric"] for r in records if r["experiment"]["row"] == row]
 
 
 def test_the_times_of_windows_are_those_of_the_record():
     reports = ROOT / "benchmarks" / "reports"
-    record, before = (
-        json.loads((reports / f"windows-cuda-{day}.json").read_text()) for day in ("20261117", "20261116")
+    newest, portable, flex = (
+        json.loads((reports / f"windows-cuda-{day}.json").read_text())
+        for day in ("20261118", "20261117", "20261116")
     )
     text = (ROOT / "docs" / "performance.md").read_text()
     table = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    for row, contender in (
-        ("windows 2, 4,", "windows"), ("the same, `backend", "windows[triton]"),
-        ("all heads W = 1,024", "window 1024"), ("all heads W = 4,096", "window 4096"),
-        ("no windows", "plain"), ("cuDNN", "softmax"), ("Flex", "flex"),
-    ):  # fmt: skip
+    wide = "heads of 128: "
+    for row, contender, record, dim in (
+        ("windows 2, 4,", "windows", newest, 64),
+        ("the same, `backend", "windows[triton]", portable, 64),
+        ("all heads W = 1,024", "window 1024", newest, 64),
+        ("all heads W = 4,096", "window 4096", newest, 64),
+        ("no windows", "plain", newest, 64),
+        ("cuDNN", "softmax", newest, 64),
+        ("Flex", "flex", flex, 64),
+        (f"{wide}windows", "windows", newest, 128),
+        (f"{wide}all heads W = 1,024", "window 1024", newest, 128),
+        (f"{wide}no windows", "plain", newest, 128),
+        (f"{wide}cuDNN", "softmax", newest, 128),
+    ):
         cells = next(line[1:] for line in table if line[0].startswith(f"| {row}"))
         for cell, (mode, phase) in zip(
             cells,
@@ -198,8 +232,9 @@ def test_the_times_of_windows_are_those_of_the_record():
         ):
             times = [
                 r["median_s"] * 1000
-                for r in (before if contender == "flex" else record)["timings"]
-                if (r["contender"], r["mode"], r["phase"]) == (contender, mode, phase) and "median_s" in r
+                for r in record["timings"]
+                if (r["contender"], r["mode"], r["phase"], r["dim"]) == (contender, mode, phase, dim)
+                and "median_s" in r
             ]
             shown = cell.strip(" |").split("–")
             for time, said in zip((min(times), max(times)), shown, strict=True):
