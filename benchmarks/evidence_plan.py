@@ -139,7 +139,7 @@ def pretrained() -> list[Entry]:
     those of the recipe, which are learned; then fine-tuning of each, with two learning rates."""
     made = []
     quick = [row for row in PRETRAINED if row not in WAIT]
-    for rotary, rows in product((True, False), (quick, WAIT)):  # those take as long as three others
+    for rotary, rows in product((True, False), (quick, WAIT)):  # a row of the second as long as three others
         first = [_pretrained(row, rotary) for row in rows]
         made += first
         for rate in FINE_RATES:

@@ -43,7 +43,7 @@ class Scheduler:
         resume_later: whether unfinished runs may be worth something: the folder will still be there.
         retry: try again what has failed.
         fast: capture forward and backward as a CUDA graph, and compile the layers of runs that are long
-            enough (COMPILED); but neither where a step waits for the GPU, which would cut both to pieces.
+            enough (COMPILED); neither where a step waits for the GPU, for neither can contain a wait.
     """
 
     entries: list[Entry]

@@ -127,8 +127,9 @@ def gate(shape: Shape, device: str, names: list[str]) -> list[Record]:
     the first and the last text of it are compared."""
     verdicts = []
     cases: list[tuple[Windows, int]] = [(MIXED[device], 1000), ((320,) * len(MIXED[device]), 1000)]
-    if device == "cuda":  # the widths that are timed
+    if device == "cuda":  # the widths that are timed, and wide windows beside narrow ones
         cases += [((w,) * len(MIXED[device]), 2500) for w in WIDE[device]]
+        cases.append((MIXED[device][: -len(WIDE[device]) or None] + WIDE[device], 2500))
     for name in names:
         for windows, length in cases:
             for mode in MODES:
@@ -186,8 +187,10 @@ def measure(
     shapes = {dim: Shape(1, 1000, heads, dim, dtype, where) for dim in dims}
     for shape in shapes.values():
         data["gate"] += gate(shape, device, backends_of(found))
-    data["decoding"] = decoding(where, dtype, clock, device, data.get("bytes_per_second"))
-    if device == "cuda":
+    own = bool(backends_of(found))
+    if own:
+        data["decoding"] = decoding(where, dtype, clock, device, data.get("bytes_per_second"))
+    if own and device == "cuda":
         data["host"] = host(Shape(1, 2048, heads, 64, dtype, where))
     cases = list(product(dims, LENGTHS[device], MODES, PHASES))
     progress.start(len(found) * len(cases))

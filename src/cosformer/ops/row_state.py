@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, contiguous_format
 
 from cosformer.ops.checks import positive_int
 
@@ -47,7 +47,8 @@ class RowState:
         return self._each(Tensor.detach)
 
     def clone(self: T) -> T:
-        return self._each(Tensor.clone)
+        """A copy whose tensors are contiguous, as steps in place need them."""
+        return self._each(lambda x: x.clone(memory_format=contiguous_format))
 
     def _tensors(self) -> dict[str, Tensor]:
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -192,7 +192,7 @@ def test_what_is_launched_aside(kernel, monkeypatch):
             plan.launch(kernel, programs, x, x, 1, x, SIZE=4)
     plan.join()
     plan.finish(x)
-    assert told == ["fork", "join"]
+    assert told == ["fork", "fork", "join"]  # copies that are not of the plan may lie between the two
     told.clear()
     plan.replay((torch.zeros(3),))
     assert told == ["fork", (5, 88), (6, 77), (7, 88), "join"]

@@ -1,6 +1,8 @@
 """A step of both kinds of heads in one launch, against plain operations in float64 and, token by token,
 against the whole text at once: on a GPU where there is one, else in Triton's interpreter."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ pytest.importorskip("triton", reason="the package triton is not installed (there
 from cosformer import CosformerState, cosformer_attention
 from cosformer.ops import decode_step
 from cosformer.ops.args import AttentionArgs
+from cosformer.ops.gpu.carried_state import State
 from cosformer.ops.gpu.windows.step import step_entries
 from cosformer.ops.triton.stepping import step
 from cosformer.ops.windows import fits_step
@@ -108,6 +111,42 @@ def test_token_by_token_as_all_at_once(group, dtype):
     mine = steps.twin()
     assert torch.equal(mine.keys, after.keys)
     assert torch.equal(mine.values, after.values)
+
+
+def test_a_state_of_one_head_whose_stride_says_nothing():
+    """A tensor is contiguous whatever the stride of its only head is."""
+    steps = Steps((None, 5), 3, 16, 16, torch.float32, 100)
+    steps.begin(7)
+    s, twin, turned = steps.state, steps.twin(), {}
+    for name in ("numerator", "denominator"):
+        x = getattr(s, name)
+        turned[name] = x.new_empty(1, 3, *x.shape[2:]).transpose(0, 1).copy_(x)
+        assert turned[name].is_contiguous()
+        assert turned[name].stride(1) != x.stride(1)
+    given = State.of(turned["numerator"], turned["denominator"])
+    assert (given.s_stride, given.z_stride) == (2 * 16 * 16, 2 * 16)
+    steps.state = dataclasses.replace(s, **turned)
+    q, k, v = (torch.randn(3, 1, 2, 16) for _ in range(3))
+    expected, twin = decode_step(q.double(), k.double(), v.double(), twin)
+    found = steps(*(x.to(DEVICE) for x in (q, k, v)), None)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(steps.twin().numerator, twin.numerator, rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows_and_rows_apart():
+    steps = Steps((2, None), 1, 16, 16, torch.float32, 100)
+    steps.state = steps.state.select(torch.tensor([], dtype=torch.int64, device=DEVICE))
+    nothing = torch.zeros(0, 1, 2, 16, device=DEVICE)
+    assert steps(nothing, nothing, nothing, None).shape == (0, 1, 2, 16)
+    steps = Steps((2, None), 2, 16, 16, torch.float32, 100)
+    apart = torch.zeros(4, dtype=torch.int64, device=DEVICE)[::2]
+    steps.state = dataclasses.replace(steps.state, positions=apart)
+    q = torch.randn(2, 1, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=r"must be contiguous; call state\.clone\(\) first"):
+        steps(q, q, q, None)
+    steps.state = steps.state.clone()
+    steps(q, q, q, None)
+    assert steps.state.positions.tolist() == [1, 1]
 
 
 def test_what_the_numbers_of_a_head_hold():

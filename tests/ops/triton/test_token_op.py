@@ -38,7 +38,9 @@ def test_in_a_graph_as_by_plain_operations(windows):
         twin.positions.add_(1)
         torch.testing.assert_close(step(q, k, v, state).cpu(), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(state.numerator.cpu(), twin.numerator, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state.denominator.cpu(), twin.denominator, rtol=1e-4, atol=1e-5)
         if windows is not None:
             torch.testing.assert_close(state.keys.cpu(), twin.keys)
+            torch.testing.assert_close(state.values.cpu(), twin.values)
     assert state.numerator.data_ptr() == address
     assert state.positions.tolist() == [4, 4]

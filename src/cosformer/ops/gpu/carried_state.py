@@ -18,7 +18,9 @@ class State(NamedTuple):
     def of(cls, numerator: Tensor, denominator: Tensor) -> "State":
         """From the two tensors of a CosformerState."""
         s, z = _contiguous_and_aligned(numerator), _contiguous_and_aligned(denominator)
-        return cls(s, z, s.stride(1), z.stride(1))
+        # Not the strides: that of a single head may be anything in a tensor that counts as contiguous.
+        d, dv = s.shape[-2:]
+        return cls(s, z, 2 * d * dv, 2 * d)
 
     @classmethod
     def given(cls, numerator: Tensor | None, denominator: Tensor | None) -> "State | None":

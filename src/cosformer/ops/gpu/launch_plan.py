@@ -108,8 +108,7 @@ class LaunchPlan:
             yield
             return
         side = side_stream(self.device)
-        if not self.forks:
-            side.fork()
+        side.fork()  # each time: what was copied on the main stream since the last one is in place
         self.forks, self._main = True, torch.cuda.current_stream(self.device)
         try:
             with torch.cuda.stream(side.stream):

@@ -8,8 +8,9 @@ keys. Each meets two tiles of queries, the first of which begins BEFORE tokens b
 
 B is A with queries as rows: one product more instead of a transposition through shared memory. A tile of
 queries meets two tiles of keys: dq is carried from the first to the second. Of the keys before the strip only
-the part in dq is computed. Every number is computed as in band_bwd_dq.py and band_bwd_dkv.py, to the bit:
-these mend what is not finite.
+the part in dq is computed. Every number is computed as in band_bwd_dq.py and band_bwd_dkv.py, to the bit, so
+that these can mend what is not finite (but that inv_den q' decides where q > 0, which is zero for q below
+1e-37).
 
 q, k, v, o and g are read and dq, dk and dv written once: 8 tensors, where the two kernels move 12. The
 weights of the two tiles share registers: where one is seen, the other is not, and its weights are held as
@@ -37,6 +38,7 @@ from cosformer.ops.hopper.tiles import (
     as_matrix,
     coalesced,
     dot_operand,
+    inv_den_and_delta,
     mma_layout,
     opaque_zero,
     row_slice,
@@ -85,11 +87,7 @@ def take_queries(
     COALESCED: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """inv_den and delta of a tile of queries, which also go to shared memory; inv_den q' over q."""
-    grad = tile_g.load(dot_operand(SCORES)).to(gl.float32)
-    has_grad = gl.sum(gl.abs(grad), axis=1) != 0.0
-    delta = -gl.sum(grad * tile_o.load(dot_operand(SCORES)).to(gl.float32), axis=1)
-    delta = gl.where(has_grad & (den >= eps), delta, 0.0)
-    inv_den = gl.where(has_grad, 1.0 / gl.where(den < eps, eps, den), 0.0)
+    inv_den, delta = inv_den_and_delta(tile_g, tile_o, den, eps, dot_operand(SCORES))
     inv_den_smem.store(inv_den)
     delta_smem.store(delta)
     sync()
@@ -117,7 +115,7 @@ def finished_dq(acc, tile_q, inv_den_smem, OUT: gl.constexpr):
 
 
 @gluon.jit
-def trace(x):
+def nan_of_rows(x):
     """A number for each row: zero if all of it is finite, else NaN."""
     return gl.sum(x * 0.0, axis=1)
 
@@ -131,8 +129,8 @@ def band_bwd(
     strips, strip, eps, row_b, row_h, F: gl.constexpr, CAUSAL: gl.constexpr, BEFORE: gl.constexpr,
     WARPS: gl.constexpr,
 ):  # fmt: skip
-    """inv_den and delta are written too, for what mends; spoilt [tiles of all rows, heads]: 1 where something
-    of the strip is not finite, else 0."""
+    """inv_den and delta are written too, for what mends; spoilt [tiles of all rows, heads]: 1 where dk, dv or
+    dq of a tile, which begins BEFORE tokens before it, is not finite, else 0."""
     SCORES: gl.constexpr = mma_layout(CHUNK, CHUNK, WARPS)
     OUT: gl.constexpr = mma_layout(CHUNK, F, WARPS)
     COALESCED: gl.constexpr = coalesced(F, WARPS)
@@ -261,7 +259,7 @@ def band_bwd(
         a = warpgroup_mma(tile_v, g_0.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         a = warpgroup_mma(ones, s_0.permute((1, 0)), a, is_async=True)
         a, acc, x = warpgroup_mma_wait(num_outstanding=0, deps=[a, acc, x])
-        bad_rows = trace(acc)
+        bad_rows = nan_of_rows(acc)
         tma.store_wait(0)
         sync()
         if m < count:  # into the tile that dk was stored from
@@ -284,12 +282,12 @@ def band_bwd(
         x = gl.convert_layout(weighed(a, of_second(w)), dot_operand(OUT))
         b = warpgroup_mma(g_1, tile_v.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         acc = warpgroup_mma(x, q_1, acc, is_async=True)
-        bad_rows += trace(sum_q)
+        bad_rows += nan_of_rows(sum_q)
         finished = finished_dq(sum_q, q_0, inv_dens.index(n % 2), OUT)
         b, acc, x = warpgroup_mma_wait(num_outstanding=0, deps=[b, acc, x])
         y = part_of_dq(b, deltas.index(m % 2), of_second(u), SCORES, OUT)
         sum_q = warpgroup_mma(y, tile_k, zero_out, use_acc=False, is_async=True)
-        bad_rows += trace(acc)
+        bad_rows += nan_of_rows(acc)
         bad = gl.where(gl.sum(bad_rows, axis=0) != 0.0, 1, 0)
         gl.store(spoilt_ptr + (batch * tiles + first + n) * heads + entry, bad)
         result = where_positive(acc, tile_k.load(OUT))
@@ -318,7 +316,7 @@ def band_bwd(
             tma_load(g, g_tiles.index(free), bars.index(free), batch, later, head)
     if BEFORE > 0:
         if ends:
-            bad = gl.where(gl.sum(trace(sum_q), axis=0) != 0.0, 1, 0)
+            bad = gl.where(gl.sum(nan_of_rows(sum_q), axis=0) != 0.0, 1, 0)
             gl.store(spoilt_ptr + (batch * tiles + tiles - 1) * heads + entry, bad, mask=bad != 0)
             last = as_matrix(q_tiles.index(count % SLOTS))
             finished = finished_dq(sum_q, last, inv_dens.index(count % 2), OUT)

@@ -35,6 +35,7 @@ from cosformer.ops.hopper.tiles import (
     as_matrix,
     coalesced,
     dot_operand,
+    inv_den_and_delta,
     mma_layout,
     opaque_zero,
     row_slice,
@@ -119,11 +120,7 @@ def band_bwd_dq(
         mbarrier.wait(bars_g.index(stage), (n // 2) & 1)
         mbarrier.wait(bar_o.index(0), n & 1)
         tile_g = as_matrix(g_tiles.index(stage + zero))
-        grad = tile_g.load(dot_operand(SCORES)).to(gl.float32)
-        has_grad = gl.sum(gl.abs(grad), axis=1) != 0.0
-        delta = -gl.sum(grad * as_matrix(o_tiles.index(0)).load(dot_operand(SCORES)).to(gl.float32), axis=1)
-        delta = gl.where(has_grad & (den >= eps), delta, 0.0)
-        inv_den = gl.where(has_grad, 1.0 / gl.where(den < eps, eps, den), 0.0)
+        inv_den, delta = inv_den_and_delta(tile_g, as_matrix(o_tiles.index(0)), den, eps, dot_operand(SCORES))
         fence_async_shared()
         sync()
         if n + 1 < count:

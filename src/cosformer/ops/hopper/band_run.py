@@ -23,7 +23,8 @@ from cosformer.ops.hopper.ring_fwd import ring_fwd
 MIN_ROWS = {True: 2**18, False: 2**20}
 CHUNK, WIDTH = 64, 64
 LONGEST_STRIP = 16  # tiles of a CTA
-MENDED = 31  # tiles for each warp of a CTA that mends, which looks at 32 marks at a time
+# Tiles for each warp of a CTA that mends: it looks at 32 marks a warp, and for dq at one more than its tiles.
+MENDED = 31
 
 
 class Kernels(NamedTuple):

@@ -1,11 +1,11 @@
 """Narrow windows: the tiles of the other side that a tile meets, and their weights.
 
 A CTA goes through a strip of tiles of 64 rows of one head. An own tile meets OTHERS tiles of the other side,
-the first of which begins BEFORE tokens before it. Of queries that is 64 and 2 for causal windows of up to 65
-tokens, and 64 and 3 in both directions; but 32 and 2 for those of up to 33 tokens: tiles of the other side
-begin in the middle of own ones. Of causal keys BEFORE is 0. The tiles of the other side lie in a ring of
-OTHERS + 1 slots in shared memory: those that the own tile meets, and the next, which is on its way. Each is
-read once, and rectified once, in place.
+the first of which begins BEFORE tokens before it. Of queries these are 64 tokens and 2 tiles for causal
+windows of up to 65, 128 and 3 up to 129; in both directions 64 and 3, but 32 and 2 up to 33: tiles of the
+other side begin in the middle of own ones. Of causal keys BEFORE is 0. The tiles of the other side lie in a
+ring of OTHERS + 1 slots in shared memory: those that the own tile meets, and the next, which is on its way.
+Each is read once, and rectified once, in place.
 
     place in the ring       0 ... OTHERS - 1
     distance own - other    i - j + BEFORE - 64 place     of row i of the own tile and row j of the other
