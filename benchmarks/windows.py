@@ -212,11 +212,28 @@ def measure(
     return data
 
 
+def check_step(shape: Shape, windows: Windows) -> None:
+    """The last token of a text by a step after the others, against the whole text at once."""
+    given = [x.detach() for x in shape.inputs()[:3]]
+    how: Any = {"causal": True, "horizon": 2e6, "windows": windows}
+    attend: Any = cosformer_attention
+    plain, true = (
+        attend(*some, **how, backend="reference")[:, -1:] for some in (given, [x.double() for x in given])
+    )
+    _, state = attend(*(x[:, :-1] for x in given), **how, return_state=True)
+    q, k, v = (x[:, -1:] for x in given)
+    got, _ = decode_step(q, k, v, state)
+    wrong = rows_wrong(got, plain, true)
+    if not wrong <= 1:
+        raise SystemExit(f"a step with windows {windows} is wrong by {wrong:.2f} of what is allowed.")
+
+
 def decoding(
     where: torch.device, dtype: torch.dtype, clock: Any, device: str, speed: float | None
 ) -> list[Record]:
-    """A step of one token, in place, at an early and a late position."""
+    """A step of one token, in place, at an early and a late position; compared with the equation first."""
     records, windows = [], MIXED[device]
+    check_step(Shape(2, 300, len(windows), 64, dtype, where), windows)
     sizes = (64, 512) if device == "cuda" else (1,)
     for rows, position in product(sizes, (1000, 1_000_000)):
         state = CosformerState.zeros(

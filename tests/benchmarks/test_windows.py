@@ -9,6 +9,7 @@ from benchmarks import stream, windows
 from benchmarks.contenders import Shape
 from benchmarks.terminal import Progress
 from cosformer import cosformer_attention
+from cosformer.ops import decode_step
 
 SHAPE = Shape(1, 100, 2, 8, torch.float32, torch.device("cpu"))
 
@@ -69,6 +70,18 @@ def test_nothing_wrong_is_timed(monkeypatch):
     monkeypatch.setattr(windows, "cosformer_attention", wrong)
     with pytest.raises(SystemExit, match="is wrong by"):
         windows.gate(SHAPE, "cpu", ["chunked"])
+
+
+@pytest.mark.usefixtures("small")
+def test_no_wrong_step_is_timed(monkeypatch):
+    def late(q, k, v, state):
+        out, after = decode_step(q, k, v, state)
+        return torch.cat((out[:, :, :1], 0.9 * out[:, :, 1:]), 2), after
+
+    windows.check_step(SHAPE, (2, None))
+    monkeypatch.setattr(windows, "decode_step", late)
+    with pytest.raises(SystemExit, match="a step with windows"):
+        windows.check_step(SHAPE, (2, None))
 
 
 def test_a_short_stream(tmp_path, monkeypatch):
