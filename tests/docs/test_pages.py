@@ -198,6 +198,22 @@ def test_the_losses_of_pretraining_are_those_of_the_records():
     assert f"{100 * (windows - softmax):.1f} to {100 * (ours - softmax):.1f} points ahead" in text
 
 
+def test_what_is_said_of_the_cosine_is_what_the_records_say():
+    places = Places(list(reading.json_lines(ROOT / "results" / "plan-cosine.jsonl")))
+    text = (ROOT / "docs" / "results.md").read_text()
+    paragraph = next(line for line in text.splitlines() if line.startswith("The cosine with M = T is ahead"))
+    bits = {row: scores(places.best("cosine", "enwik8", row), "valid") for row in places.rows("cosine")}
+    leads = [a - b for a, b in zip(bits["relu"], bits["cosine, M = T"], strict=True)]
+    assert {f"{lead:.2f}" for lead in leads} == {"0.02"}
+    for flat in ("cosine, M = 2T", "cosine, M = 4T"):
+        assert abs(mean(bits["relu"]) - mean(bits[flat])) < 0.005
+    shown = {row: f"{mean(found):.2f}" for row, found in bits.items()}
+    box, windows = shown["relu, windows"], shown["cosine, windows"]
+    assert f"({box} and {windows};" in paragraph
+    assert f"{shown['cosine, M = T']} to {windows}, and softmax" in paragraph
+    assert f"{shown['softmax']} to {shown['softmax, windows']}." in paragraph
+
+
 def masked_scores(records, row):
     return [r["metric"] for r in records if r["experiment"]["row"] == row]
 
