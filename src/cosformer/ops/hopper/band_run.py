@@ -56,8 +56,8 @@ def kernels_of(window: int, causal: bool) -> tuple[Kernels, int] | None:
 
 
 def strip_size(tiles: int, rows: int, ctas: float) -> int:
-    """How many neighbouring tiles one CTA computes, of `rows` rows (batch times heads) of so many: fewer
-    where there would be less than `ctas` CTAs."""
+    """Neighbouring tiles that one CTA computes, where each of `rows` rows (batch times heads) has `tiles`:
+    fewer where there would be less than `ctas` CTAs."""
     size = LONGEST_STRIP
     while size > 1 and rows * -(-tiles // size) < ctas:
         size //= 2
