@@ -1,7 +1,11 @@
 """Models whose heads have windows: where all have one, a text has no end and its cache one size."""
 
+import json
+
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from cosformer.models import (
     CosformerCache,
@@ -147,6 +151,21 @@ def test_a_saved_cache(head, tmp_path):
     assert torch.equal(*results)
     with pytest.raises(ValueError, match=r"attention_parameters is \{'windows': \[1, 2, None, 8\]\} there"):
         CosformerCache.load(path, config(**ALL))
+
+
+@pytest.mark.parametrize(("version", "message"), [(1, "an earlier version"), (3, "a later version")])
+def test_a_cache_saved_by_another_version(version, message, tmp_path):
+    """Before version 2 keys lay oldest first: read as they lie now, they would be at wrong distances."""
+    net, path = build(CosformerForCausalLM, **SOME), tmp_path / "cache.safetensors"
+    net(tokens(2, 9), use_cache=True).past_key_values.save(path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["cosformer_cache"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    assert header["format"] == 2
+    for changed in ({**header, "format": version}, {k: v for k, v in header.items() if k != "format"}):
+        save_file(tensors, path, metadata={"cosformer_cache": json.dumps(changed)})
+        with pytest.raises(ValueError, match=message if "format" in changed else "an earlier version"):
+            CosformerCache.load(path, net.config)
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,35 @@ def test_a_state_of_other_windows():
         cosformer_attention(*half, windows=(4, None), state=state.to(torch.float32), **options)
 
 
+@pytest.mark.parametrize("cuts", [(), (1,), (5, 6, 20), range(1, 30)], ids=["whole", "2", "4", "tokens"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_where_the_keys_of_a_state_lie(cuts, in_place):
+    """That of position j in row j mod (W - 1) of its head, zeros where nothing was, however the text was cut
+    and however long each row is."""
+    windows, lengths = (4, None, 1, 9, 2, 40), torch.tensor([30, 17, 13])
+    q, k, v = qkv(30, heads=6, batch=3)
+    state = CosformerState.zeros(3, 6, 8, horizon=99, windows=windows, dtype=torch.float64)
+    for a, b in itertools.pairwise((0, *cuts, 30)):
+        part = [x[:, a:b] for x in (q, k, v)]
+        if in_place and b - a == 1 and (lengths >= b).all():
+            _, state = decode_step(*part, state.clone())
+        else:
+            _, state = cosformer_attention(
+                *part, causal=True, windows=windows, horizon=99, state=state, return_state=True,
+                lengths=(lengths - a).clamp(0, b - a),
+            )  # fmt: skip
+    assert torch.equal(state.positions, lengths)
+    for x, carried in ((k, state.keys), (v, state.values)):
+        row = 0
+        for head, window in enumerate(windows):
+            expected = torch.zeros(3, max(window or 1, 1) - 1, 8, dtype=torch.float64)
+            for i, length in enumerate(lengths.tolist()):
+                for j in range(max(0, length - (window or 1) + 1), length):
+                    expected[i, j % (window - 1)] = x[i, j, head]
+            assert torch.equal(carried[:, row : row + expected.shape[1]], expected)
+            row += expected.shape[1]
+
+
 def test_no_horizon_is_needed_where_every_head_has_a_window():
     q, k, v = qkv(50, heads=2)
     out, state = cosformer_attention(q, k, v, windows=(4, 9), causal=True, return_state=True)

@@ -14,7 +14,7 @@ from cosformer.ops import CosformerState, cosformer_attention
 from cosformer.ops.checks import within_horizon
 from cosformer.ops.packing import check_documents, document_bounds
 from cosformer.ops.validation import check_call, check_lengths, horizon_of
-from cosformer.ops.windows import check_windows, public, same_windows
+from cosformer.ops.windows import Windows, check_windows, public, same_windows, turned
 
 
 def sequence_parallel_attention(
@@ -188,10 +188,20 @@ def _final(call: SplitAttention, found: Found) -> CosformerState:
         state = replace(state, numerator=sums[..., :-1], denominator=sums[..., -1])
     if found.windowed is not None:
         at = found.windowed_documents.start if shard.packed is not None else 0
-        keys, values = found.windowed.keys, found.windowed.values
-        assert keys is not None
-        assert values is not None
-        of_state = (None, None) if before is None else (before.keys, before.values)
-        keys, values = (collected(x, at, owner, was) for x, was in zip((keys, values), of_state, strict=True))
+        of_heads = check_windows(windows, None)
+        assert of_heads is not None
+        mine = _oldest_first(found.windowed, of_heads)
+        of_state = (None, None) if before is None else _oldest_first(before, of_heads)
+        every = (collected(x, at, owner, was) for x, was in zip(mine, of_state, strict=True))
+        keys, values = (turned(x, of_heads, -positions) for x in every)
         state = replace(state, keys=keys, values=values)
     return state
+
+
+def _oldest_first(state: CosformerState, windows: Windows) -> tuple[Tensor, Tensor]:
+    """Keys and values of heads with a window. Those of a part of a text, whose state counts from its first
+    token, are where another part has them, too."""
+    assert state.keys is not None
+    assert state.values is not None
+    keys, values = (turned(x, windows, state.positions) for x in (state.keys, state.values))
+    return keys, values

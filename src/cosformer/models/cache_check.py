@@ -15,7 +15,7 @@ from cosformer.nn import ConvolvedState
 if TYPE_CHECKING:
     from cosformer.models.cache import CosformerCache
 
-_HEADER: dict[str, Any] = {"attention": (str, list), "model": dict, "layers": list}
+_HEADER: dict[str, Any] = {"format": int, "attention": (str, list), "model": dict, "layers": list}
 _LARGEST = 2**53  # positions beyond it are not exact
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cosformer.models.cache import CosformerCache
 
 _KEY = "cosformer_cache"
+_FORMAT = 2  # from 2 on, keys of windows lie where their positions say (ops/windows.py, `turned`)
 _ADDED_LATER = {"conv_size": None, "qk_norm": False}  # values for files that were written before these fields
 
 
@@ -35,7 +36,7 @@ def write(cache: "CosformerCache", path: Path) -> None:
             numbers[name] = _apart(state, f"{i}.{name}", tensors)
         layers.append(numbers)
     attention = cache.attention[0] if len(set(cache.attention)) == 1 else list(cache.attention)
-    header = {"attention": attention, "model": cache.made_for, "layers": layers}
+    header = {"format": _FORMAT, "attention": attention, "model": cache.made_for, "layers": layers}
     save_file(tensors, path, metadata={_KEY: json.dumps(header)})
 
 
@@ -70,6 +71,16 @@ def read(into: "CosformerCache", path: Path, config: CosformerConfig) -> "Cosfor
                  if there.get(name) != here[name]]  # fmt: skip
     if differing:
         raise ValueError(f"{path} belongs to another model: {', '.join(differing)}.")
+    written = header.get("format", 1)
+    if written > _FORMAT:
+        raise ValueError(
+            f"{path} was saved by a later version of cosformer: compute the cache again, and save it."
+        )
+    if written < 2 and any(map(_has_windows, header["layers"])):
+        raise ValueError(
+            f"{path} was saved by an earlier version of cosformer, which kept the keys of windows in another "
+            "order: compute the cache again, and save it."
+        )
     for i, (layer, numbers) in enumerate(zip(into.layers, header["layers"], strict=True)):
         kind, of_source = (config.state_type(i, cross=cross) for cross in (False, True))
         own = ConvolvedState if into.has_convolution else kind  # only self-attention has a convolution
@@ -101,6 +112,11 @@ def _apart(state: State, name: str, tensors: dict[str, Tensor]) -> dict[str, Any
             inner = is_dataclass(value)
             numbers[field.name] = _apart(value, f"{name}.{field.name}", tensors) if inner else value
     return numbers
+
+
+def _has_windows(numbers: dict[str, Any]) -> bool:
+    inner = (value for value in numbers.values() if isinstance(value, dict))
+    return bool(numbers.get("windows")) or any(map(_has_windows, inner))
 
 
 def _together(

@@ -13,7 +13,7 @@ from cosformer.ops.checks import epsilon, flag, readable
 from cosformer.ops.gpu import launch_cache
 from cosformer.ops.state import CosformerState
 from cosformer.ops.validation import check_call, check_distances, horizon_of, mask_of_lengths, offset_of
-from cosformer.ops.windows import Windows, check_windows, last_keys, public, same_windows
+from cosformer.ops.windows import Windows, check_windows, last_keys, public, same_windows, turned
 
 
 class _Options(TypedDict, total=False):
@@ -132,8 +132,10 @@ def cosformer_attention(
         launch_cache.store_replay(key, partial(chosen.replay, args))
     if not return_state or numerator is None or denominator is None:
         return out
-    keys, values = (None, None) if of_heads is None else last_keys(args, lengths)
     positions, seen = _seen_after(args, lengths, state)
+    keys = values = None
+    if of_heads is not None:
+        keys, values = (turned(x, of_heads, -positions) for x in last_keys(args, lengths))
     return out, CosformerState(numerator, denominator, positions, seen, m, keys, values, public(of_heads))
 
 
@@ -154,7 +156,8 @@ def _args(
     numerator = denominator = positions = keys = values = None
     if state is not None:
         numerator, denominator, positions = state.numerator, state.denominator, state.positions
-        keys, values = state.keys, state.values
+        if windows is not None and state.keys is not None and state.values is not None:
+            keys, values = (turned(x, windows, positions) for x in (state.keys, state.values))
     elif return_state:
         rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         positions = q.new_zeros(rows, dtype=torch.int64)

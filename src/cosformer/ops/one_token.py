@@ -40,6 +40,7 @@ class StepWeights:
         self.positions, self.column = positions, column
         self._phases: dict[tuple[float, torch.dtype], Tensor] = {}
         self._windows: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._places: dict[tuple[tuple[int | None, ...], torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def phases(self, horizon: float, dtype: torch.dtype) -> Tensor:
         """[cos, sin] of (pi/2) i / M: [B, 1, 2, 1]."""
@@ -51,12 +52,25 @@ class StepWeights:
         return found
 
     def window(self, window: int, dtype: torch.dtype) -> Tensor:
-        """cos((pi/2) d/W) of the last W keys, oldest first: [W]."""
+        """cos((pi/2) d/W) of the last W - 1 keys, in the order of a state: [B, W - 1]."""
         found = self._windows.get((window, dtype))
         if found is None:
-            distance = torch.arange(window - 1, -1, -1, device=self.positions.device)
+            row = torch.arange(window - 1, device=self.positions.device)
+            distance = (self.positions[:, None] - row - 1).remainder(window - 1) + 1
             found = angle(distance, window).cos().to(dtype)
             self._windows[window, dtype] = found
+        return found
+
+    def places(self, windows: tuple[int | None, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """On the CPU: the cosine of each of the P past keys that all heads carry, [B, P], and the row that
+        each head with more than one token of sight writes its new key to."""
+        found = self._places.get((windows, dtype))
+        if found is None:
+            of = past_of(windows, dtype)
+            nearer = (self.positions[:, None] - of.row - 1).remainder_(of.size)  # the distance less one
+            to = self.positions[:, None].remainder(of.size[of.first]).add_(of.first)
+            found = of.cosine[nearer.add_(of.first_of)], to
+            self._places[windows, dtype] = found
         return found
 
 
@@ -111,6 +125,9 @@ def one_token(
         together = _together(of_q, k[:, 0], v[:, 0], state, into, weights, eps)
         if together is not None:
             return together.to(q.dtype).view(batch, 1, heads, -1)
+    if into is not state:
+        into.keys.copy_(state.keys)
+        into.values.copy_(state.values)
     parts: list[Tensor] = []
     plain = row = 0
     for first, last, window in _neighbours(state.windows):
@@ -123,10 +140,17 @@ def one_token(
             plain += count
         else:
             rows = slice(row, row + count * (window - 1))
-            k_seen = _with_past(k[:, 0, heads_of], state.keys[:, rows], into.keys[:, rows])
-            v_seen = _with_past(v[:, 0, heads_of], state.values[:, rows], into.values[:, rows])
-            w = (of_q[:, heads_of] @ k_seen.to(dtype).relu().mT) * weights.window(window, dtype)
-            out = w @ v_seen.to(dtype) / w.sum(-1, keepdim=True).clamp_min(eps)
+            new_k, new_v = k[:, 0, heads_of], v[:, 0, heads_of]
+            past_k, past_v = (_by_head(x[:, rows], count) for x in (state.keys, state.values))
+            w = of_q[:, heads_of] @ past_k.to(dtype).relu().mT * weights.window(window, dtype)[:, None, None]
+            own = (of_q[:, heads_of] * new_k.to(dtype).relu().unsqueeze(2)).sum(-1, keepdim=True)
+            out = w @ past_v.to(dtype) + own * new_v.to(dtype).unsqueeze(2)
+            out = out / (w.sum(-1, keepdim=True) + own).clamp_min(eps)
+            if window > 1:
+                at = weights.positions.remainder(window - 1)[:, None, None, None]
+                for x, new in ((into.keys, new_k), (into.values, new_v)):
+                    new = new.unsqueeze(2).to(x.dtype)
+                    _by_head(x[:, rows], count).scatter_(2, at.expand_as(new), new)
             row = rows.stop
         parts.append(out)
     return torch.cat(parts, 1).to(q.dtype).view(batch, 1, heads, -1)
@@ -184,32 +208,37 @@ def _sums(
     return of_q @ numerator.flatten(2, 3) / d.clamp_min(eps)
 
 
-class Places(NamedTuple):
+class Past(NamedTuple):
     """Of n heads with a window and the P past keys that their state holds: which of the n heads each belongs
-    to and the cosine of its distance, [P]; the last of each head that has any, and which of the n that are;
-    the heads with a window and those without, among all."""
+    to, which row of that head it is, how many rows and which first row that head has, [P]; the cosines of the
+    distances 1 ... W - 1, head by head, [P]; the first row of each head that has any, and which of the n
+    those are; the heads with a window and those without, among all."""
 
     head: Tensor
+    row: Tensor
+    size: Tensor
+    first_of: Tensor
     cosine: Tensor
-    last: Tensor
+    first: Tensor
     holding: Tensor
     windowed: Tensor
     plain: Tensor
 
 
 @cache
-def places(windows: tuple[int | None, ...], dtype: torch.dtype) -> Places:
+def past_of(windows: tuple[int | None, ...], dtype: torch.dtype) -> Past:
     """On the CPU, whatever the default device is when they are first asked for."""
     sizes = [window for window in windows if window is not None]
     with torch.inference_mode(False), torch.device("cpu"):
         past = torch.tensor([size - 1 for size in sizes], dtype=torch.long)
-        cosines = [angle(torch.arange(size - 1, 0, -1), size).cos().to(dtype) for size in sizes]
+        first = past.cumsum(0) - past
+        head = torch.arange(len(sizes)).repeat_interleave(past)
+        cosines = [angle(torch.arange(1, size), size).cos().to(dtype) for size in sizes]
         holding = past.nonzero().flatten()
         heads = torch.tensor([window is not None for window in windows])
-        return Places(
-            torch.arange(len(sizes)).repeat_interleave(past), torch.cat(cosines),
-            (past.cumsum(0) - 1)[holding], holding, heads.nonzero().flatten(),
-            heads.logical_not().nonzero().flatten(),
+        return Past(
+            head, torch.arange(len(head)) - first[head], past[head], first[head], torch.cat(cosines),
+            first[holding], holding, heads.nonzero().flatten(), heads.logical_not().nonzero().flatten(),
         )  # fmt: skip
 
 
@@ -224,7 +253,7 @@ def _together(
     assert state.keys is not None
     assert state.values is not None
     dtype, (batch, kv_heads, group, _) = state.numerator.dtype, q.shape
-    where = places(state.windows, dtype)
+    where = past_of(state.windows, dtype)
     n, past = len(where.windowed), len(where.head)
     if n * past > MOST_TOGETHER:
         return None
@@ -233,8 +262,9 @@ def _together(
     if mixed:
         q, k, v = (x.index_select(1, where.windowed) for x in (q, k, v))
     new_k, new_v = k.to(dtype), v.to(dtype)
+    cosine, to = weights.places(state.windows, dtype)
     scores = (state.keys.to(dtype).relu().unsqueeze(2) * q.index_select(1, where.head)).sum(-1)
-    scores = (scores * where.cosine[:, None]).mT.unsqueeze(1)  # (B, 1, G, P)
+    scores = (scores * cosine[..., None]).mT.unsqueeze(1)  # (B, 1, G, P)
     row_of = where.head.expand(batch, 1, group, past)
     matrix = scores.new_zeros(batch, n, group, past).scatter_(1, row_of, scores)
     own = (q * new_k.relu().unsqueeze(2)).sum(-1, keepdim=True)  # (B, n, G, 1)
@@ -245,10 +275,11 @@ def _together(
         return None
     assert into.keys is not None
     assert into.values is not None
-    for old, moved, new in ((state.keys, into.keys, k), (state.values, into.values, v)):
-        later = old[:, 1:]
-        moved[:, :-1].copy_(later.clone() if moved is old else later)
-        moved.index_copy_(1, where.last, new.index_select(1, where.holding).to(moved.dtype))
+    for old, after, new in ((state.keys, into.keys, k), (state.values, into.values, v)):
+        if after is not old:
+            after.copy_(old)
+        new = new.index_select(1, where.holding).to(after.dtype)
+        after.scatter_(1, to[..., None].expand_as(new), new)
     if not mixed:
         return out
     assert state.horizon is not None
@@ -259,13 +290,9 @@ def _together(
     return whole.index_copy_(1, where.windowed, out).index_copy_(1, where.plain, sums)
 
 
-def _with_past(new: Tensor, past: Tensor, into: Tensor) -> Tensor:
-    """The last W rows [B, n, W, .] of n heads: those carried, [B, n (W - 1), .], and the new one
-    [B, n, .]. The last W - 1 are written to `into`."""
-    shape = (new.shape[0], new.shape[1], past.shape[1] // new.shape[1], new.shape[2])
-    seen = torch.cat((past.reshape(shape), new.unsqueeze(2)), 2)
-    into.view(shape).copy_(seen[:, :, 1:])
-    return seen
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    """Rows [B, n (W - 1), .] of n heads as [B, n, W - 1, .], a view."""
+    return x.view(x.shape[0], heads, x.shape[1] // heads, x.shape[2])
 
 
 def _neighbours(windows: tuple[int | None, ...]) -> list[tuple[int, int, int | None]]:

@@ -26,8 +26,8 @@ class CosformerState(RowState):
         denominator[:, :, 1] = sum_j sin(pi j / 2M) k'_j
 
     Of the heads with a window W the last W - 1 keys and values, in the inputs' dtype: `keys` [B, R, D] and
-    `values` [B, R, Dv], one head after another, oldest first; zeros where nothing was (a key of zeros has no
-    weight). R is the sum of W - 1; without windows both are None.
+    `values` [B, R, Dv], one head after another; that of position j in row j mod (W - 1) of its head, zeros
+    where nothing was (a key of zeros has no weight). R is the sum of W - 1; without windows both are None.
 
     As large after a million tokens as after one. Under `cu_seqlens` the batch axis counts documents. States
     are values: nothing but `decode_step` changes one in place.

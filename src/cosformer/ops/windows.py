@@ -115,9 +115,23 @@ def plain_heads(windows: Windows) -> list[slice]:
     return groups
 
 
+def turned(x: Tensor, windows: Windows, by: Tensor) -> Tensor:
+    """x [B, R, .], keys or values of a state, the rows of each head moved round by `by` [B]: row r of a head
+    is what was its row (r + by) mod (W - 1).
+
+    In a state the key of position j is in row j mod (W - 1) of its head, so that a step writes one row and
+    moves none. Turned by the positions of the next tokens, the oldest is first; turned back by them, what has
+    the oldest first is as in a state."""
+    heads = [(window - 1, rows.start) for _, window, rows in windowed_heads(windows) if window > 1]
+    if not heads:
+        return x
+    index = [(torch.arange(n, device=x.device) + by[:, None]) % n + first for n, first in heads]
+    return x.gather(1, torch.cat(index, 1)[..., None].expand_as(x))
+
+
 def last_keys(args: AttentionArgs, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The state of the heads with a window after this call: keys [B, R, D] and values [B, R, Dv], oldest
-    first, zeros where nothing was. `lengths` [B]: tokens of each row, None where all are."""
+    """What heads with a window carry after this call: keys [B, R, D] and values [B, R, Dv], oldest first,
+    zeros where nothing was. `lengths` [B]: tokens of each row, None where all are."""
     assert args.windows is not None
     if args.cu_seqlens is not None:
         lengths = args.cu_seqlens.diff().to(torch.int64)

@@ -23,17 +23,16 @@ def step(args: AttentionArgs, *, advance: bool = False) -> Tensor:
     with on_device(args.q):
         if args.windows is None:
             out = _plain_step(args, numerator, denominator, positions)
+            if advance:
+                positions.add_(1)
         else:
             assert keys is not None
             assert values is not None
             out = args.q.new_empty((*args.q.shape[:3], args.v.shape[3]))
-            advanced = windows.step(
+            windows.step(
                 args.q, args.k, args.v, out, keys, values, numerator, denominator, positions, args.windows,
                 args.key_mask, 1.0 if args.horizon is None else args.m, args.eps, advance,
             )  # fmt: skip
-            advance = advance and not advanced
-        if advance:
-            positions.add_(1)
         return out
 
 

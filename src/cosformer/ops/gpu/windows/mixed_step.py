@@ -1,14 +1,15 @@
-"""One token a row, heads with and without a window in one launch: what is carried is read once and written
-once. A head without a window is computed as in recurrent_step (ops/triton/decode.py); a head with one keeps
-its last W - 1 keys and values, the oldest first; row W - 1 is the new token, and all move up by one place:
+"""One token a row, heads with and without a window in one launch: what is carried is read once, and of a
+head with a window one place is written. A head without a window is computed as in recurrent_step
+(ops/triton/decode.py); a head with one keeps its last W - 1 keys and values, that of position j in place
+j mod (W - 1), so that the new one, of position i, takes the place of the oldest:
 
-    o = sum_r c(W - 1 - r) (q' . k'_r) v_r / max(sum_r c(W - 1 - r) (q' . k'_r), eps)       r = 0 ... W - 1
+    o = sum_j c(i - j) (q' . k'_j) v_j / max(sum_j c(i - j) (q' . k'_j), eps)       j = i - W + 1 ... i
 
 Programs, in this order: heads without a window, EACH of them for each row; one for each row and each head
 with a window of more than SMALL places, the longest windows first, so that those that begin last are short;
-one for each row and SMALLS heads with a shorter one. Nothing that a program reads is written by another. A
-row whose heads without a window are all of one program may have its position advanced by it, for no other
-program reads that.
+one for each row and SMALLS heads with a shorter one. Nothing that a program reads is written by another, but
+for the position of its row, which the last of its programs may advance: each adds one to a count in the upper
+bits when it has done with the position, which is in the lower ones.
 
 A step waits for memory, so few waits follow one another. Windows and places of the long heads may come with
 the arguments (IN_ARGS), not from a table: a trip less before the first key is asked for. The new token is
@@ -22,6 +23,7 @@ import triton.language as tl
 from cosformer.ops.gpu.rows import phases, relu
 
 ENTRIES = 16  # heads of which windows and places fit into the arguments
+COUNT = tl.constexpr(2**48)  # what a program adds to its row's position when it has done with it
 
 
 @triton.jit
@@ -85,14 +87,20 @@ def inverse(total, eps):
 
 
 @triton.jit
+def distance_of(place, oldest, places):
+    """From the new token to the key in a place, of `places` that begin anew behind the oldest."""
+    return tl.where(place < oldest, oldest, oldest + places) - place
+
+
+@triton.jit
 def long_window(
-    Q, NEW_K, NEW_V, OUT, KEYS, VALUES, window, there, eps, q_h, o_h, GROUP: tl.constexpr,
+    Q, NEW_K, NEW_V, OUT, KEYS, VALUES, window, position, there, eps, q_h, o_h, GROUP: tl.constexpr,
     GROUPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row, BR places at a time from the oldest on; a window of at least two places. The next
-    ones are asked for before those that have come are computed."""
-    last = window - 1
+    """One head of one row, BR places at a time; a window of at least two. The next ones are asked for before
+    those that have come are computed."""
+    places = window - 1
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
     groups = tl.arange(0, GROUPS)
@@ -101,8 +109,8 @@ def long_window(
     at_v = r[:, None] * DV + of_v[None, :]
     in_d = (of_d < D)[None, :]
     in_v = (of_v < DV)[None, :]
-    k = tl.load(KEYS + at_k, mask=(r < last)[:, None] & in_d, other=0.0)
-    v = tl.load(VALUES + at_v, mask=(r < last)[:, None] & in_v, other=0.0)
+    k = tl.load(KEYS + at_k, mask=(r < places)[:, None] & in_d, other=0.0)
+    v = tl.load(VALUES + at_v, mask=(r < places)[:, None] & in_v, other=0.0)
     q0 = relu(tl.load(Q + of_d, mask=of_d < D, other=0.0))
     new_k = tl.load(NEW_K + of_d, mask=(of_d < D) & there, other=0.0)
     new_v = tl.load(NEW_V + of_v, mask=(of_v < DV) & there, other=0.0)
@@ -112,10 +120,15 @@ def long_window(
     else:
         acc = tl.zeros((GROUPS, PARTS, BV), tl.float32)
         total = tl.zeros((GROUPS, BR), tl.float32)
-    for left in range(last, 0, -BR):
-        next_k = tl.load(KEYS + BR * D + at_k, mask=(r < left - BR)[:, None] & in_d, other=0.0)
-        next_v = tl.load(VALUES + BR * DV + at_v, mask=(r < left - BR)[:, None] & in_v, other=0.0)
-        c = cosine(tl.maximum(left - r, 0), window)  # of nothing beyond the last: keys there are zeros
+    oldest = (position % places).to(tl.int32)
+    of_k, of_values = KEYS + at_k, VALUES + at_v
+    for first in range(0, places, BR):
+        of_k += BR * D
+        of_values += BR * DV
+        left = places - first - BR  # behind these
+        next_k = tl.load(of_k, mask=(r < left)[:, None] & in_d, other=0.0)
+        next_v = tl.load(of_values, mask=(r < left)[:, None] & in_v, other=0.0)
+        c = cosine(tl.maximum(distance_of(first + r, oldest, places), 0), window)  # no key behind the last
         rectified = relu(k)
         wide_v = v.to(tl.float32)
         if GROUP == 1:
@@ -130,17 +143,10 @@ def long_window(
                 total += tl.where(mine[:, None], w[None, :], 0.0)
                 part = sums_of_rows(w[:, None] * wide_v, PARTS)
                 acc += tl.where(mine[:, None, None], part[None, :, :], 0.0)
-        tl.debug_barrier()  # every thread has read its part of the tile
-        # The first place of all moves out; that of a later tile goes to the end of the tile before it.
-        moved = ((r > 0) | (left < last)) & (r < left)
-        tl.store(KEYS - D + at_k, k, mask=moved[:, None] & in_d)
-        tl.store(VALUES - DV + at_v, v, mask=moved[:, None] & in_v)
-        KEYS += BR * D
-        VALUES += BR * DV
         k, v = next_k, next_v
-    behind = last - 1 - tl.cdiv(last, BR) * BR  # from where KEYS is now
-    tl.store(KEYS + behind * D + of_d, new_k, mask=of_d < D)
-    tl.store(VALUES + behind * DV + of_v, new_v, mask=of_v < DV)
+    tl.debug_barrier()  # every thread has read its part
+    tl.store(KEYS + oldest * D + of_d, new_k, mask=of_d < D)
+    tl.store(VALUES + oldest * DV + of_v, new_v, mask=of_v < DV)
     newest = relu(new_k)
     wide_new = new_v.to(tl.float32)
     if GROUP == 1:
@@ -158,26 +164,26 @@ def long_window(
 
 @triton.jit
 def small_windows(
-    Q, K, V, OUT, KEYS, VALUES, head, window, place, real, there, eps, q_h, k_h, v_h, o_h,
+    Q, K, V, OUT, KEYS, VALUES, head, window, place, position, real, there, eps, q_h, k_h, v_h, o_h,
     GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SMALL: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr,
 ):  # fmt: skip
     """The `real` ones of some heads of one row, each with a window of up to SMALL places."""
-    last = tl.where(real, window - 1, 0)[:, None]
+    places = tl.where(real, window - 1, 0)[:, None]
     r = tl.arange(0, SMALL)[None, :]
     of_d = tl.arange(0, BD)
     of_v = tl.arange(0, BV)
     in_d = real[:, None] & (of_d < D)[None, :]
     in_v = real[:, None] & (of_v < DV)[None, :]
-    stored = r < last
-    moved = stored & (r > 0)
+    stored = r < places
     at_k = KEYS + (place[:, None] + r)[:, :, None] * D + of_d[None, None, :]
     at_v = VALUES + (place[:, None] + r)[:, :, None] * DV + of_v[None, None, :]
     k = tl.load(at_k, mask=stored[:, :, None] & (of_d < D)[None, None, :], other=0.0)
     v = tl.load(at_v, mask=stored[:, :, None] & (of_v < DV)[None, None, :], other=0.0)
     new_k = tl.load(K + (head * k_h)[:, None] + of_d[None, :], mask=in_d & there, other=0.0)
     new_v = tl.load(V + (head * v_h)[:, None] + of_v[None, :], mask=in_v & there, other=0.0)
-    c = cosine(tl.maximum(last - r, 0), window[:, None])
+    oldest = (position % tl.maximum(places, 1)).to(tl.int32)
+    c = cosine(tl.maximum(distance_of(r, oldest, places), 0), window[:, None])
     rectified = relu(k)
     wide_v = v.to(tl.float32)
     for g in range(GROUP):
@@ -190,11 +196,9 @@ def small_windows(
         to = OUT + ((head * GROUP + g) * o_h)[:, None] + of_v[None, :]
         tl.store(to, out.to(OUT.dtype.element_ty), mask=in_v)
     tl.debug_barrier()  # every thread has read its part
-    tl.store(at_k - D, k, mask=moved[:, :, None] & (of_d < D)[None, None, :])
-    tl.store(at_v - DV, v, mask=moved[:, :, None] & (of_v < DV)[None, None, :])
-    at_last = place[:, None] + last - 1
-    tl.store(KEYS + at_last * D + of_d[None, :], new_k, mask=in_d & (last > 0))
-    tl.store(VALUES + at_last * DV + of_v[None, :], new_v, mask=in_v & (last > 0))
+    to = place[:, None] + oldest
+    tl.store(KEYS + to * D + of_d[None, :], new_k, mask=in_d & (places > 0))
+    tl.store(VALUES + to * DV + of_v[None, :], new_v, mask=in_v & (places > 0))
 
 
 @triton.jit
@@ -251,11 +255,11 @@ def mixed_step(
 ):  # fmt: skip
     """S [B, plain, 2, D, DV], Z [B, plain, 2, D], KEYS [B, R, D], VALUES [B, R, DV], POSITIONS [B]. TABLE
     [plain + longs + smalls]: the packed entries of `step_entries` (step.py), or, IN_ARGS, E0 ... E15. EACH:
-    heads without a window that a program takes, all of them where it is to ADVANCE the positions."""
+    heads without a window that a program takes."""
     unit = tl.program_id(0) // batch
     row = (tl.program_id(0) % batch).to(tl.int64)
     units = tl.cdiv(plain, EACH) if EACH > 0 else 0
-    position = tl.load(POSITIONS + row, mask=unit < tl.maximum(units, 1), other=0)
+    position = tl.load(POSITIONS + row, volatile=True) & (COUNT - 1)
     there = tl.load(MASK + row * mask_stride) != 0 if MASKED else True
     Q += row * q_b
     K += row * k_b
@@ -282,17 +286,20 @@ def mixed_step(
         )  # fmt: skip
         long_window(
             Q + head * GROUP * q_h, K + head * k_h, V + head * v_h, OUT + head * GROUP * o_h,
-            KEYS + place * D, VALUES + place * DV, window, there, eps, q_h, o_h, GROUP, GROUPS, D, DV, BR, BD,
-            BV, PARTS,
+            KEYS + place * D, VALUES + place * DV, window, position, there, eps, q_h, o_h, GROUP, GROUPS, D,
+            DV, BR, BD, BV, PARTS,
         )  # fmt: skip
     else:
         some = (unit - units - longs) * SMALLS + tl.arange(0, SMALLS)
         real = some < smalls
         heads, windows, places = unpacked(tl.load(TABLE + plain + longs + some, mask=real, other=1 << 12))
         small_windows(
-            Q, K, V, OUT, KEYS, VALUES, heads, windows, places, real, there, eps, q_h, k_h, v_h, o_h, GROUP,
-            D, DV, SMALL, BD, BV,
+            Q, K, V, OUT, KEYS, VALUES, heads, windows, places, position, real, there, eps, q_h, k_h, v_h,
+            o_h, GROUP, D, DV, SMALL, BD, BV,
         )  # fmt: skip
     if ADVANCE:
         tl.debug_barrier()  # every thread has read the position
-        tl.store(POSITIONS + row, position + 1, mask=unit == 0)
+        programs = (tl.num_programs(0) // batch).to(tl.int64)
+        before = tl.atomic_add(POSITIONS + row, COUNT, sem="relaxed")
+        last = before // COUNT == programs - 1
+        tl.atomic_add(POSITIONS + row, 1 - programs * COUNT, mask=last, sem="relaxed")

@@ -51,17 +51,15 @@ def step(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, keys: Tensor, values: Tensor, numerator: Tensor,
     denominator: Tensor, positions: Tensor, windows: tuple[int, ...], key_mask: Tensor | None, horizon: float,
     eps: float, advance: bool,
-) -> bool:  # fmt: skip
-    """q [B, 1, H, D]: writes o into out [B, 1, H, Dv]. In place, keys [B, R, D] and values [B, R, Dv] move up
-    by one place, and heads without a window add to numerator [B, n, 2, D, Dv] and denominator [B, n, 2, D].
-    `key_mask` [B, 1]: a masked token is a key of zeros. True: positions have been advanced, too, as was asked
-    for."""
+) -> None:  # fmt: skip
+    """q [B, 1, H, D]: writes o into out [B, 1, H, Dv]. In place, the new key and value take the place of the
+    oldest in keys [B, R, D] and values [B, R, Dv], heads without a window add to numerator [B, n, 2, D, Dv]
+    and denominator [B, n, 2, D], and positions `advance`. `key_mask` [B, 1]: a masked token is a key of
+    zeros."""
     entries = step_entries(windows, q.device)
     sums = (numerator, denominator) if entries.plain else (None, None)
     inputs = (q, k, v, out, keys, values, *sums, positions, key_mask, entries.table)
-    advance = advance and entries.plain <= MOST_PLAIN
     cached_call(_step, inputs, (windows, horizon, eps, advance), replayable=True)
-    return advance
 
 
 def _step(
