@@ -23,3 +23,12 @@ class Linear(LinearAttention):
 
     def key_features(self, k: Tensor) -> Tensor:
         return F.elu(k) + 1
+
+    def before_relu(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return _rounded_once(q), _rounded_once(k)
+
+
+def _rounded_once(x: Tensor) -> Tensor:
+    """phi(x). In half precision elu(x) + 1 loses it in the rounding of elu(x), which is close to -1.
+    Where x is NaN, the gradients of ReLU and of the bound are 0, as hidden keys need it."""
+    return x.relu() + x.clamp(max=0).exp()

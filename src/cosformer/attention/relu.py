@@ -60,6 +60,9 @@ class Relu(LinearAttention):
     def key_features(self, k: Tensor) -> Tensor:
         return k.relu()
 
+    def before_relu(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
+        return (q, k) if self.windows is None else None
+
     def attend_features(
         self, phi: Tensor, psi: Tensor, v: Tensor, *, causal: bool, offset: int, **carried: Any
     ) -> tuple[Tensor, LinearState]:

@@ -107,7 +107,7 @@ def cosformer_attention(
         replay = launch_cache.lookup(key)
         if replay is not None:
             return replay(q, k, v)
-    q, k, v = _under_autocast(q, k, v)
+    q, k, v = under_autocast(q, k, v)
     check_call(q, k, v, key_mask, cu_seqlens, query_offset, state)
     causal = flag("causal", causal)
     return_state = flag("return_state", return_state)
@@ -182,7 +182,7 @@ def _seen_after(
     return after, int(after.max()) if readable(after) else bound
 
 
-def _under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Inside an autocast region, inputs take its type, as they do for PyTorch's own attention."""
     device = q.device.type if isinstance(q, Tensor) else "cpu"
     if device == "meta" or not torch.is_autocast_enabled(device):

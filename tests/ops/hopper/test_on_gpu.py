@@ -65,6 +65,13 @@ def test_odd_lengths(length, causal):
 
 
 @both_ways
+@pytest.mark.parametrize("kind", ["plain", "mask", "packed"])
+def test_an_endless_horizon(kind, causal, cut):
+    """Cosines of 1, sines of nearly 0: what `relu` and `linear` ask for."""
+    assert_right(make(tq=300, dim=64, causal=causal, horizon=1e30, **KINDS[kind]))
+
+
+@both_ways
 def test_one_token(causal):
     assert_one_token_is_right(causal=causal)
 

@@ -124,6 +124,14 @@ def test_odd_lengths(length, causal):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("kind", ["plain", "mask", "packed"])
+def test_an_endless_horizon(kind, causal):
+    """Cosines of 1, sines of nearly 0: what `relu` and `linear` ask for."""
+    for dtype in DTYPES:
+        assert_right(make(batch=1, tq=70, heads=1, causal=causal, horizon=1e30, **KINDS[kind]), dtype)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_a_state_and_no_keys(causal):
     assert_right(make(tq=5, tk=0, causal=causal, state=True, query_offset=0), torch.float32)
 
