@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from cosformer import attention
-from cosformer.attention import linear_base
 from tests.attention.fused_cases import CALLS, FLOOR, NAMES, make, reference, results
 from tests.ops.cases import errors, is_as_good_as, is_close
 
@@ -12,41 +11,40 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 each_name = pytest.mark.parametrize("name", NAMES)
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
-each_dtype = pytest.mark.parametrize("dtype", FLOOR, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
-def assert_right(name, inputs, dtype, causal, options, monkeypatch):
-    """At most twice the error of the equation in the same type; in float32, or of the core."""
+def assert_right(name, inputs, dtype, causal, options):
+    """At most twice the error of the equation in the same type; where that overflows in float16, of the
+    equation in bfloat16, which has three bits less."""
     run, inputs = attention.build(name), [x.to(dtype) for x in inputs]
     exact = results(run, [x.double() for x in inputs], causal, options)
     there = [x.cuda() for x in inputs]
-    ours, plain = results(run, there, causal, options), [results(reference(name), there, causal, options)]
-    if dtype == torch.float32:
-        with monkeypatch.context() as patch:
-            patch.setattr(linear_base, "can_fuse", lambda q: False)
-            plain.append(results(run, there, causal, options))
+    ours, plain = results(run, there, causal, options), results(reference(name), there, causal, options)
+    coarse = results(reference(name), [x.bfloat16() for x in there], causal, options)
     for part, truth in exact.items():
-        found = errors(ours[part], truth), [errors(p[part], truth) for p in plain]
+        instead = tuple(error / 8 for error in errors(coarse[part].double(), truth))
         assert ours[part].dtype == dtype
-        assert any(is_as_good_as(ours[part], p[part], truth, FLOOR[dtype]) for p in plain), (part, found)
+        found = errors(ours[part], truth), errors(plain[part], truth)
+        assert is_as_good_as(ours[part], plain[part], truth, FLOOR[dtype], instead), (part, found, instead)
 
 
 @each_name
 @pytest.mark.parametrize("kind", CALLS)
 @each_dtype
 @both_ways
-def test_every_kind_of_call(name, kind, dtype, causal, monkeypatch):
+def test_every_kind_of_call(name, kind, dtype, causal):
     inputs, options = make(kind, dim=64)
-    assert_right(name, inputs, dtype, causal, options, monkeypatch)
+    assert_right(name, inputs, dtype, causal, options)
 
 
 @each_name
 @pytest.mark.parametrize(("length", "dim"), [(1000, 64), (4096, 64), (777, 128), (777, 80), (65, 17)])
 @each_dtype
 @both_ways
-def test_sizes(name, length, dim, dtype, causal, monkeypatch):
+def test_sizes(name, length, dim, dtype, causal):
     inputs, options = make("plain", tq=length, dim=dim)
-    assert_right(name, inputs, dtype, causal, options, monkeypatch)
+    assert_right(name, inputs, dtype, causal, options)
 
 
 @each_name
@@ -89,12 +87,12 @@ def test_autocast(name):
 def test_whole_texts_are_those_of_pieces(name):
     """The kernels, and the core that carries states, on the same text."""
     run, (inputs, _) = attention.build(name), make("plain", dim=64)
-    inputs = [x.float().cuda() for x in inputs]
+    inputs = [x.bfloat16().cuda() for x in inputs]
     whole, outs, state = run(*inputs, causal=True), [], None
     for q, k, v in zip(*(x.split([70, 1, 79], 1) for x in inputs), strict=True):
         out, state = run(q, k, v, causal=True, state=state, return_state=True)
         outs.append(out)
-    assert is_close(torch.cat(outs, 1), whole, 1e-5)
+    assert is_close(torch.cat(outs, 1), whole, 1e-2)
 
 
 @each_name

@@ -5,7 +5,7 @@ j mod (W - 1), so that the new one, of position i, takes the place of the oldest
 
     o = sum_j c(i - j) (q' . k'_j) v_j / max(sum_j c(i - j) (q' . k'_j), eps)       j = i - W + 1 ... i
 
-Programs, in this order: heads without a window, EACH of them for each row; one for each row and each head
+Programs, in this order: one for each row and each head without a window; one for each row and each head
 with a window of more than SMALL places, the longest windows first, so that those that begin last are short;
 one for each row and SMALLS heads with a shorter one. Nothing that a program reads is written by another, but
 for the position of its row, which the last of its programs may advance: each adds one to a count in the upper
@@ -250,15 +250,14 @@ def mixed_step(
     E11, E12, E13, E14, E15, batch, plain, longs, smalls, horizon, eps, q_b, q_h, k_b, k_h, v_b, v_h, o_b,
     o_h, keys_b, values_b, s_stride, z_stride, mask_stride,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, MASKED: tl.constexpr,
-    IN_ARGS: tl.constexpr, ADVANCE: tl.constexpr, EACH: tl.constexpr, BR: tl.constexpr, SMALL: tl.constexpr,
-    SMALLS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr, PARTS: tl.constexpr,
+    IN_ARGS: tl.constexpr, ADVANCE: tl.constexpr, HAS_PLAIN: tl.constexpr, BR: tl.constexpr,
+    SMALL: tl.constexpr, SMALLS: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """S [B, plain, 2, D, DV], Z [B, plain, 2, D], KEYS [B, R, D], VALUES [B, R, DV], POSITIONS [B]. TABLE
-    [plain + longs + smalls]: the packed entries of `step_entries` (step.py), or, IN_ARGS, E0 ... E15. EACH:
-    heads without a window that a program takes."""
+    [plain + longs + smalls]: the packed entries of `step_entries` (step.py), or, IN_ARGS, E0 ... E15."""
     unit = tl.program_id(0) // batch
     row = (tl.program_id(0) % batch).to(tl.int64)
-    units = tl.cdiv(plain, EACH) if EACH > 0 else 0
     position = tl.load(POSITIONS + row, volatile=True) & (COUNT - 1)
     there = tl.load(MASK + row * mask_stride) != 0 if MASKED else True
     Q += row * q_b
@@ -267,21 +266,20 @@ def mixed_step(
     OUT += row * o_b
     KEYS += row * keys_b
     VALUES += row * values_b
-    if unit < units:
-        if EACH > 0:
+    if unit < plain:
+        if HAS_PLAIN:
             cos, sin = phases(position.to(tl.int32), horizon, tl.float32)
-            for at in range(unit * EACH, tl.minimum(unit * EACH + EACH, plain)):
-                head, _, _ = entry_of(
-                    at, TABLE, E0, E1, E2, E3, E4, E5, E6, E7, E8, E9, E10, E11, E12, E13, E14, E15, IN_ARGS
-                )  # fmt: skip
-                sums = row * plain + at
-                plain_head(
-                    Q, K, V, OUT, S + sums * s_stride, Z + sums * z_stride, head, cos, sin, there, eps, q_h,
-                    k_h, v_h, o_h, GROUP, D, DV, BD, BC,
-                )  # fmt: skip
-    elif unit < units + longs:
+            head, _, _ = entry_of(
+                unit, TABLE, E0, E1, E2, E3, E4, E5, E6, E7, E8, E9, E10, E11, E12, E13, E14, E15, IN_ARGS
+            )  # fmt: skip
+            sums = row * plain + unit
+            plain_head(
+                Q, K, V, OUT, S + sums * s_stride, Z + sums * z_stride, head, cos, sin, there, eps, q_h, k_h,
+                v_h, o_h, GROUP, D, DV, BD, BC,
+            )  # fmt: skip
+    elif unit < plain + longs:
         head, window, place = entry_of(
-            plain + unit - units, TABLE, E0, E1, E2, E3, E4, E5, E6, E7, E8, E9, E10, E11, E12, E13, E14, E15,
+            unit, TABLE, E0, E1, E2, E3, E4, E5, E6, E7, E8, E9, E10, E11, E12, E13, E14, E15,
             IN_ARGS,
         )  # fmt: skip
         long_window(
@@ -290,7 +288,7 @@ def mixed_step(
             DV, BR, BD, BV, PARTS,
         )  # fmt: skip
     else:
-        some = (unit - units - longs) * SMALLS + tl.arange(0, SMALLS)
+        some = (unit - plain - longs) * SMALLS + tl.arange(0, SMALLS)
         real = some < smalls
         heads, windows, places = unpacked(tl.load(TABLE + plain + longs + some, mask=real, other=1 << 12))
         small_windows(

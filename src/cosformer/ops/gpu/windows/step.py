@@ -10,15 +10,25 @@ from cosformer.ops.gpu.blocks import power_of_two
 from cosformer.ops.gpu.launch_cache import cached_call
 from cosformer.ops.gpu.launch_plan import LaunchPlan
 from cosformer.ops.gpu.padding import with_aligned_rows
+from cosformer.ops.gpu.partition import sm_count
 from cosformer.ops.gpu.windows.mixed_step import ENTRIES, mixed_step
 from cosformer.ops.windows import fits_step
 
 SMALL = 16  # places that a window of up to as many is read in
-SMALLS = 4  # of these that a program takes, where heads have up to 64 features
-MOST_PLAIN = 4  # heads without a window that one program takes, one after another
 NUMBERS = 2**12  # of keys, and of values, that a program reads at a time; half of it where they spill
-WARPS = 4
-REGISTERS = 168  # a thread: three programs fit on an SM
+LONG = 256  # windows beyond it are read by four warps, however many programs there are
+
+
+class StepBlocks(NamedTuple):
+    """Warps of a program, registers of a thread (None: as the compiler likes), and how many heads with a
+    window of up to SMALL places a program takes, where heads have up to 64 features."""
+
+    warps: int
+    registers: int | None
+    smalls: int
+
+
+FEW, MANY = StepBlocks(4, 128, 4), StepBlocks(2, None, 2)
 
 
 class StepEntries(NamedTuple):
@@ -76,15 +86,17 @@ def _step(
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     wide_d, wide_v = power_of_two(d), power_of_two(dv)
     widest = max(wide_d, wide_v)
-    each = plain if plain <= MOST_PLAIN else 1
-    together = min(max(1, SMALLS * 64 // max(64, widest)), 1 << max(0, smalls - 1).bit_length())
+    few = batch * (plain + longs + -(-smalls // FEW.smalls)) <= 2 * sm_count(q.device)
+    blocks = FEW if few or max(windows) > LONG else MANY
+    together = min(max(1, blocks.smalls * 64 // max(64, widest)), 1 << max(0, smalls - 1).bit_length())
     spills = group > 1 or v.element_size() > 2
     rows = max(SMALL, (NUMBERS // 2 if spills else NUMBERS) // widest)
     # Rows that all threads read at once, 16 bytes each: those above one another are of one thread.
-    parts = max(1, min(rows, 32 * WARPS * (16 // v.element_size()) // wide_v))
+    parts = max(1, min(rows, 32 * blocks.warps * (16 // v.element_size()) // wide_v))
     in_args = len(packed) <= ENTRIES
     numbers = (packed if in_args else ()) + (1 << 62,) * ENTRIES
-    units = (-(-plain // each) if each else 0) + longs + -(-smalls // together)
+    units = plain + longs + -(-smalls // together)
+    registers = {} if blocks.registers is None else {"maxnreg": blocks.registers}
     plan.launch(
         mixed_step, units * batch,
         q, k, v, out, keys, values, s, z, positions, mask, table, *numbers[:ENTRIES], batch, plain, longs,
@@ -92,7 +104,8 @@ def _step(
         out.stride(0), out.stride(2), keys.stride(0), values.stride(0), 2 * d * dv, 2 * d,
         0 if mask is None else mask.stride(0),
         GROUP=group, GROUPS=1 << (group - 1).bit_length(), D=d, DV=dv, MASKED=mask is not None,
-        IN_ARGS=in_args, ADVANCE=advance, EACH=each, BR=rows, SMALL=SMALL, SMALLS=together, BD=wide_d,
-        BV=wide_v, BC=min(wide_v, 2**12 // wide_d), PARTS=parts, num_warps=WARPS, maxnreg=REGISTERS,
+        IN_ARGS=in_args, ADVANCE=advance, HAS_PLAIN=plain > 0, BR=rows, SMALL=SMALL, SMALLS=together,
+        BD=wide_d, BV=wide_v, BC=min(wide_v, 2**12 // wide_d), PARTS=parts,
+        num_warps=blocks.warps, **registers,
     )  # fmt: skip
     return ()
