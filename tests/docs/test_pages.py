@@ -198,6 +198,27 @@ def test_the_losses_of_pretraining_are_those_of_the_records():
     assert f"{100 * (windows - softmax):.1f} to {100 * (ours - softmax):.1f} points ahead" in text
 
 
+def test_what_is_said_of_language_models_is_what_the_records_say():
+    text = (ROOT / "docs" / "results.md").read_text()
+    paragraph = next(line for line in text.splitlines() if line.startswith("After 180 million tokens"))
+    rows = {
+        "softmax": "softmax, rotary", "cosformer": "cosformer, rotary", "relu": "relu, rotary",
+        "linear": "linear, rotary", "windows": "windows, all bounded + gate, norm; q, k norm",
+        "ours": "one softmax layer of 1,024 + gate, norm; q, k norm",
+    }  # fmt: skip
+    found = {row: mean(bits("long", name, "test")) for row, name in rows.items()}
+    for row, value in found.items():
+        assert f"{row} {value:.3f}" in paragraph, row
+    behind = found["cosformer"] - found["softmax"]
+    assert f"{behind:.2f} bits behind softmax" in paragraph
+    assert f"{found['relu'] - found['cosformer']:.3f} bits ahead of" in paragraph
+    closed = (found["cosformer"] - found["windows"]) / behind
+    assert f"close {100 * closed:.0f} % of that" in paragraph
+    words = Places(list(reading.json_lines(ROOT / "results" / "plan-wikitext2.jsonl")))
+    for row in ("softmax", "cosformer", "windows", "ours"):
+        assert f"{row} {scores(words.best('wikitext2', 'wikitext2', row))[0]:.1f}" in paragraph, row
+
+
 def test_what_is_said_of_the_cosine_is_what_the_records_say():
     places = Places(list(reading.json_lines(ROOT / "results" / "plan-cosine.jsonl")))
     text = (ROOT / "docs" / "results.md").read_text()
@@ -220,9 +241,9 @@ def masked_scores(records, row):
 
 def test_the_times_of_windows_are_those_of_the_record():
     reports = ROOT / "benchmarks" / "reports"
-    newest, portable, flex = (
+    newest, of_128, portable, flex = (
         json.loads((reports / f"windows-cuda-{day}.json").read_text())
-        for day in ("20261118", "20261117", "20261116")
+        for day in ("20261118-2", "20261118", "20261117", "20261116")
     )
     text = (ROOT / "docs" / "performance.md").read_text()
     table = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
@@ -235,10 +256,10 @@ def test_the_times_of_windows_are_those_of_the_record():
         ("no windows", "plain", newest, 64),
         ("cuDNN", "softmax", newest, 64),
         ("Flex", "flex", flex, 64),
-        (f"{wide}windows", "windows", newest, 128),
-        (f"{wide}all heads W = 1,024", "window 1024", newest, 128),
-        (f"{wide}no windows", "plain", newest, 128),
-        (f"{wide}cuDNN", "softmax", newest, 128),
+        (f"{wide}windows", "windows", of_128, 128),
+        (f"{wide}all heads W = 1,024", "window 1024", of_128, 128),
+        (f"{wide}no windows", "plain", of_128, 128),
+        (f"{wide}cuDNN", "softmax", of_128, 128),
     ):
         cells = next(line[1:] for line in table if line[0].startswith(f"| {row}"))
         for cell, (mode, phase) in zip(
@@ -255,6 +276,11 @@ def test_the_times_of_windows_are_those_of_the_record():
             shown = cell.strip(" |").split("–")
             for time, said in zip((min(times), max(times)), shown, strict=True):
                 assert said == f"{time:.{len(said.partition('.')[2])}f}", (row, mode, phase)
+    early, late, many, _ = (d["median_s"] / d["floor_s"] for d in newest["decoding"])
+    assert f"takes {early:.2f} times at position 1,000 and {late:.2f} at 1,000,000" in text
+    assert f"with 512 rows {many:.2f}." in text
+    causal, both = (1e3 * newest["host"][mode] for mode in ("causal", "bidirectional"))
+    assert f"{causal:.3f} ms for a short causal call and {both:.3f} in both directions" in text
 
 
 def test_the_times_of_windows_on_a_cpu_are_those_of_the_record():
