@@ -35,7 +35,8 @@ class AttentionArgs:
         return_state: the outgoing sums are wanted.
         keep: a backward will follow; keep what it needs.
         past_keys, past_values: [B, R, D] and [B, R, Dv], the last W - 1 keys and values of every head with a
-            window, one head after another (R is the sum of W - 1).
+            window, one head after another (R is the sum of W - 1), oldest first; in a step, which overwrites
+            them, as they lie in a state.
         windows: a number for every key head, 0 for a head without a window; None if no head has one.
     """
 

@@ -1,7 +1,7 @@
 """A launch plan replays what was launched, with the addresses of other tensors. Kernels are replaced by
 stand-ins: this is about addresses, and needs no GPU."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -192,7 +192,8 @@ def test_what_is_launched_aside(kernel, monkeypatch):
             plan.launch(kernel, programs, x, x, 1, x, SIZE=4)
     plan.join()
     plan.finish(x)
-    assert told == ["fork", "fork", "join"]  # copies that are not of the plan may lie between the two
+    # Copies that are not of the plan may lie between the two, and new memory may be filled.
+    assert told == ["fork", "fork", "fork", "fork", "join"]
     told.clear()
     plan.replay((torch.zeros(3),))
     assert told == ["fork", (5, 88), (6, 77), (7, 88), "join"]
@@ -201,6 +202,28 @@ def test_what_is_launched_aside(kernel, monkeypatch):
         alone.launch(kernel, 5, x, x, 1, x, SIZE=4)
     alone.join()
     assert len(told) == 5
+
+
+def test_memory_that_is_filled_is_not_used_before(monkeypatch):
+    """Deterministic algorithms fill new memory, on the stream that takes it, which is the main one."""
+    told = []
+    side = SimpleNamespace(stream="side", fork=lambda: told.append("fork"), join=lambda: None)
+
+    @contextmanager
+    def stream(of):
+        told.append(of)
+        yield
+        told.append(f"behind {of}")
+
+    empty = torch.empty
+    monkeypatch.setattr(launch_plan, "side_stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "main")
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: told.append("empty") or empty(*a, **k))
+    plan = LaunchPlan((torch.zeros(3),), torch.device("cpu"), True)
+    with plan.aside(True):
+        plan.empty((4,))
+    assert told == ["fork", "side", "main", "empty", "fork", "behind main", "behind side"]
 
 
 def test_what_was_begun_aside_goes_on_there(monkeypatch):

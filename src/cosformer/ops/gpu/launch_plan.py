@@ -93,9 +93,12 @@ class LaunchPlan:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory of the main stream, aside too: the allocator hands it on in the order of the stream that
-        took it, and that is the one that waits for both."""
+        took it, and that is the one that waits for both. With deterministic algorithms PyTorch fills what is
+        new, on that stream: the side stream waits for it."""
         with nullcontext() if self._main is None else torch.cuda.stream(self._main):
             x = torch.empty(shape, dtype=dtype, device=self.device)
+            if self._main is not None:
+                side_stream(self.device).fork()
         self._tensors.append(x)
         return x
 
