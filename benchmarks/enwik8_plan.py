@@ -133,10 +133,10 @@ VARIANTS: dict[str, Variant] = {
     "local, blocks of 128": Variant(
         "local", "softmax", {"position": "rotary", "attention_parameters": {"block": 128}}, 1.8
     ),
-    "relu, rotary": Variant("relu", "relu", {"position": "rotary"}, 1.8),
+    "relu, rotary": Variant("relu", "relu", {"position": "rotary"}, 1.0),
     # Of the family that it is a control for: only the shape of the window differs.
     "relu + windows": Variant("relu", "windows", {"attention_parameters": parameters(BOUNDED)}, 3.0, 20.0),
-    "linear, rotary": Variant("linear", "linear", {"position": "rotary"}, 1.8),
+    "linear, rotary": Variant("linear", "linear", {"position": "rotary"}, 1.2),
 }
 # The variant of each family that tries the learning rates.
 TRIED = {

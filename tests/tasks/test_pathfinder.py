@@ -119,6 +119,18 @@ def test_discs_lie_on_tips_of_long_snakes(name):
     assert discs.max() <= stimulus.side - inside + 1e-9
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_where_snakes_begin(name):
+    """As published, the first no nearer to an edge than twice the distance of the two: near the middle."""
+    stimulus, snakes, _, _ = scene(name, 24)
+    inset = {"pathfinder": 14, "pathx": 40}.get(name, 1.25)
+    assert stimulus.inset == inset
+    first = snakes.starts[:, 0]
+    assert first.min() >= inset
+    assert first.max() <= stimulus.side - inset
+    assert np.ptp(first) > 0.7 * (stimulus.side - 2 * inset)
+
+
 def test_other_sides_are_refused():
     with pytest.raises(ValueError, match="side must be 32 or 8, but got 16"):
         tasks.build("pathfinder", side=16)

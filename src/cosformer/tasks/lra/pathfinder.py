@@ -39,8 +39,9 @@ class Pathfinder(Task):
 
     Provenance: generated from a seed, after the published stimulus in its hard version (two snakes of 14
     paddles, five distractors of 4), on all cores, with the same result on any number of them, and cached:
-    160,000 / 20,000 / 20,000 pictures. A disc lies on the origin of one long snake, another on the far end of
-    the same or of the other, each with probability 1/2. Snakes keep a greater distance than the paddles of
+    160,000 / 20,000 / 20,000 pictures. Of the two origins one lies near the middle, the other 7 pixels from
+    it. A disc lies on the origin of one long snake, another on the far end of the same or of the other, each
+    with probability 1/2. Snakes keep a greater distance than the paddles of
     one snake do, so that the label follows from the picture; `contact_sheet` shows some.
 
     Args:
@@ -79,7 +80,7 @@ class Pathfinder(Task):
 
     def dataset(self, split: Split) -> PictureRows:
         counts = {s: sizes(self, s) for s in SPLITS}
-        key = {"version": 1, "seed": self.seed, "counts": counts, "stimulus": asdict(self.stimulus)}
+        key = {"version": 2, "seed": self.seed, "counts": counts, "stimulus": asdict(self.stimulus)}
         build = partial(_generate, self.stimulus, self.seed, counts)
         folder = cache.entry(self.name, key, build)
         return PictureRows(

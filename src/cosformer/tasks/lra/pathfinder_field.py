@@ -51,6 +51,12 @@ class Stimulus:
         return self.disc + 1.5 * self.gap + self.thickness / 2
 
     @property
+    def inset(self) -> float:
+        """Between an edge and the first origin, at least: twice the distance of the origins, as published, so
+        that they lie near the middle. A toy, which has no room for that, keeps the room of a disc."""
+        return 2 * self.apart if 4 * self.apart < self.side else self.border + self.disc
+
+    @property
     def total(self) -> int:
         """Paddles of a picture."""
         return 2 * self.paddles + self.distractors * self.distractor_paddles

@@ -55,10 +55,10 @@ def grow(rng: np.random.Generator, stimulus: Stimulus, count: int) -> Snakes:
 
 
 def _origins(field: Field) -> Array:
-    """[B, 2, 2]: two points at a given distance, with room for discs around them."""
+    """[B, 2, 2]: a point near the middle and one at a given distance, with room for discs around them."""
     s, rng, count = field.s, field.rng, len(field)
     margin = s.border + s.disc
-    first = margin + rng.random((count, 1, 2)) * (s.side - 2 * margin)
+    first = s.inset + rng.random((count, 1, 2)) * (s.side - 2 * s.inset)
     headings = rng.integers(0, HEADINGS, (count, _TRIES))
     second = first + s.apart * DIRECTIONS[headings]
     low, high = margin, s.side - margin
