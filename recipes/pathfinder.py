@@ -3,7 +3,9 @@
 `paper`: the arena's original settings (4 layers of width 32, feed-forward 32, 4 heads, batch 512, rate 1e-3
 with cosine decay, 200 epochs). There queries, keys and values are 16 wide, here as wide as the model.
 A transformer may stay at one half for a long time before it moves: `tiny` has pictures of 8 x 8 pixels, and
-begins to move in a minute.
+begins to move in a minute. On pictures of 12 x 12 (two layers of width 32, one seed, trials without a record)
+softmax did not move in 1,200 steps with embeddings that begin at 0.02, and did after 500 at 0.3; cosFormer
+moved after 240 and 320, with windows after 200 and 380. So `small` begins at 0.3.
 """
 
 from cosformer.training.recipes import Table
@@ -24,6 +26,7 @@ TABLE = Table(
     small={
         "model": {
             "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 256,
+            "embedding_range": 0.3,
         },
         "steps": 20_000, "batch_size": 128, "learning_rate": 1e-3, "warmup": 1000, "weight_decay": 0.01,
         "eval_every": 1000, "save_every": 1000, "eval_batch_size": 250, "precision": "bf16",
