@@ -4,6 +4,7 @@ or as PNG; and attention maps as pictures. matplotlib is imported when something
 import base64
 import io
 import math
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from cosformer.report.document import Figure, Plot
 from cosformer.terminal import seconds, size
 
 WIDTH, HEIGHT = 480, 340
+ROWS_OF_NAMES, ROW = 3, 20  # in a legend, for which there is room within the height; and the height of one
 POINTS_SHOWN = 24
 """Lines of more points than that have no markers."""
 LEAST_RANGE = 4  # from the bottom to the top of a logarithmic axis
@@ -92,10 +94,12 @@ def svg(plot: Plot) -> str:
 def standalone(plot: Plot) -> str:
     """An SVG file of its own, for light and dark pages."""
     head, _, rest = svg(plot).partition(">")
+    box = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head)[0]
+    width, height = (round(float(n) * 4 / 3) for n in box)
     light, dark = (f"svg {{ {VARIABLES[theme]} }}" for theme in ("light", "dark"))
     style = f"{light} @media (prefers-color-scheme: dark) {{ {dark} }}"
     return (
-        f'{head} width="{WIDTH * 4 // 3}" height="{HEIGHT * 4 // 3}"><style>{style}</style>'
+        f'{head} width="{width}" height="{height}"><style>{style}</style>'
         f'<rect width="100%" height="100%" rx="6" fill="var(--paper)"/>{rest}\n'
     )
 
@@ -210,7 +214,7 @@ def _scale(axis: Any, set_scale: Any, limits: Any, log: bool, unit: str, most: i
 
 
 def _legend(canvas: Any, axes: Sequence[Any], heading: str) -> None:
-    """Every name once, above the picture, in as few rows as fit."""
+    """Every name once, above the picture, in as few rows as fit; many make it taller, not the plots lower."""
     known = {
         name: line for axis in axes for line, name in zip(*axis.get_legend_handles_labels(), strict=True)
     }
@@ -221,5 +225,7 @@ def _legend(canvas: Any, axes: Sequence[Any], heading: str) -> None:
             title=heading, alignment="left", title_fontproperties={"size": 15, "weight": "bold"},
         )  # fmt: skip
         if columns == 1 or legend.get_window_extent().width <= 0.98 * canvas.bbox.width:
+            more = max(0, -(-len(known) // columns) - ROWS_OF_NAMES)
+            canvas.set_figheight(canvas.get_figheight() + more * ROW / 72)
             return
         legend.remove()
