@@ -51,9 +51,13 @@ def parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
     return row, {**defaults.PAPER, "position": sizes["position"], "intermediate_size": inner}
 
 
-def _arena(recipe: str, row: str, number: int) -> Entry:
+def _arena(recipe: str, row: str, number: int, first: bool = False) -> Entry:
+    """`first`: Pathfinder as it was run first, with snakes that began anywhere and small embeddings."""
     heads, steps, rates, seconds, memory = ARENA[recipe]
     attention, model = parts(recipe, row, heads)
+    part = f"rate {rates[number]:g}"
+    if recipe == "pathfinder":
+        model, part = ({**model, "embedding_range": None}, part) if first else (model, f"{part}, middle")
     every = -(-steps // 12)
     overrides = {
         "learning_rate": rates[number], "steps": steps, "warmup": steps // 20, "eval_every": every,
@@ -61,13 +65,16 @@ def _arena(recipe: str, row: str, number: int) -> Entry:
     }  # fmt: skip
     return Entry(
         "lra", recipe, row, recipe, attention, 20 + seconds * _SLOWER.get(row, 1.0), memory,
-        overrides=overrides, part=f"rate {rates[number]:g}",
+        overrides=overrides, part=part,
     )  # fmt: skip
 
 
 def arena() -> list[Entry]:
     """Table 4, row by row. Every place is filled once before the second learning rate is tried anywhere."""
-    return [_arena(recipe, row, number) for number in range(3) for row in ROWS for recipe in ARENA]
+    run_first = [_arena("pathfinder", row, 0, first=True) for row in ("softmax", "cosformer", OURS)]
+    return [
+        *(_arena(recipe, row, number) for number in range(3) for row in ROWS for recipe in ARENA), *run_first
+    ]  # fmt: skip
 
 
 def wikitext() -> list[Entry]:

@@ -140,6 +140,23 @@ def test_others_are_computed_by_the_core(name, fuse):
     assert not calls
 
 
+@each_name
+def test_calls_that_the_operator_alone_would_refuse(name, fuse):
+    """Nothing to sum, a mask for all rows; an offset within packed documents both refuse."""
+    run, (q, k, v) = attention.build(name), qkv(40)
+    nothing = [(q[:, :0], k, v), (q, k[:, :0], v[:, :0]), (q[:0], k[:0], v[:0])]
+    mask = torch.rand(1, 40) < 0.7
+    expected = [run(*x) for x in nothing], run(q, k, v, key_mask=mask)
+    calls = fuse()
+    for x, out in zip(nothing, expected[0], strict=True):
+        assert torch.equal(run(*x), out)
+    assert not calls
+    assert distance(run(q, k, v, key_mask=mask), expected[1]) < 1e-10
+    assert calls
+    with pytest.raises(ValueError, match="query_offset must be left out with cu_seqlens, but got 3"):
+        run(q[:1], k[:1], v[:1], cu_seqlens=torch.tensor([0, 40]), query_offset=3)
+
+
 def test_without_a_gpu_the_core_computes(monkeypatch):
     monkeypatch.setattr(linear_base, "cosformer_attention", None)
     for name in NAMES:

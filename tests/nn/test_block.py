@@ -14,9 +14,11 @@ ABLE = [n for n in attention.names() if all(getattr(attention.traits(n), trait) 
 NAMES = pytest.mark.parametrize("name", ABLE)
 
 
-def multihead(name, **options):
+def multihead(name, parameters=None, **options):
     sizes = {"num_heads": 4, "num_kv_heads": options.get("num_kv_heads", 4), "head_dim": 8, "max_length": 64}
-    return MultiheadAttention(32, 4, attention.fit(name, {}, horizon=64, **sizes), **options).double()
+    return MultiheadAttention(
+        32, 4, attention.fit(name, parameters or {}, horizon=64, **sizes), **options
+    ).double()
 
 
 def close(a, b):
@@ -143,6 +145,18 @@ def test_a_block_with_a_memory_step_by_step(name):
         )
         outs.append(out)
     close(torch.cat(outs, 1), whole)
+
+
+@pytest.mark.parametrize("name", ["cosformer", "softmax"])
+def test_a_source_that_was_forgotten(name):
+    """With windows a state has the last keys of the source alone."""
+    made = block(name, cross=True)
+    made.cross_attention = multihead(name, {"windows": [2, 3, 4, 5]})
+    x, source = inputs(2, 9, 32), inputs(2, 14, 32)
+    _, _, memory = made(x, source, return_state=True)
+    at = CrossAttentionState(state=memory, positions=torch.full((2,), 9), seen=9)
+    with pytest.raises(ValueError, match="cross-attention with windows cannot go on from a state"):
+        made(x, source, memory=at)
 
 
 def test_cross_attention_needs_a_source():

@@ -42,7 +42,8 @@ class State(Protocol):
 
 
 def with_positions(state: S, positions: Tensor, seen: int) -> S:
-    """The same past, with the next token of each row at these positions.
+    """The same past, with the next token of each row at these positions. A state of cosFormer with windows,
+    whose keys lie where its positions say, has to be given its own.
 
     A mechanism counts padding after the real tokens of a row; a model, which knows the lengths, corrects the
     positions here. It also sets the positions of queries that read the state of a source.

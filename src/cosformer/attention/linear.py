@@ -30,5 +30,6 @@ class Linear(LinearAttention):
 
 def _rounded_once(x: Tensor) -> Tensor:
     """phi(x). In half precision elu(x) + 1 loses it in the rounding of elu(x), which is close to -1.
-    Where x is NaN, the gradients of ReLU and of the bound are 0, as hidden keys need it."""
+    A hidden key, which may be NaN, keeps its gradient of 0: ReLU hands it on, and the bound stops that of
+    exp, 0 times NaN."""
     return x.relu() + x.clamp(max=0).exp()

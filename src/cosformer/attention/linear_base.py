@@ -65,7 +65,7 @@ class LinearAttention(Attention):
 
     def before_relu(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor] | None:
         """Tensors of q's dtype whose ReLU is phi(q) and psi(k), which the operator takes; None where features
-        can be negative. Where the gradient of psi is 0, so is that of k, also of NaN: hidden keys may be."""
+        can be negative. A hidden key, which may be NaN, has a gradient of 0 there, and must keep it."""
         return None
 
     def log_decay(self, k: Tensor) -> Tensor | None:
@@ -80,7 +80,9 @@ class LinearAttention(Attention):
             raise ValueError(
                 "key_mask and cu_seqlens do not go together: a packed row has no padding to hide."
             )
-        if state is None and not return_state and can_fuse(q):
+        if cu_seqlens is not None and query_offset:
+            raise ValueError(f"query_offset must be left out with cu_seqlens, but got {query_offset}.")
+        if state is None and not return_state and q.numel() and k.numel() and can_fuse(q):
             fused = self._fused(q, k, v, causal, key_mask, query_offset, cu_seqlens)
             if fused is not None:
                 return fused.to(q.dtype), None
@@ -103,6 +105,8 @@ class LinearAttention(Attention):
         """By the kernels of cosFormer's operator, whose cosine is 1 where the horizon is endless; None where
         they cannot serve."""
         q, k, v = under_autocast(q, k, v)
+        if key_mask is not None and key_mask.shape[0] == 1:
+            key_mask = key_mask.expand(k.shape[0], -1)
         with torch.autocast(q.device.type, enabled=False):
             k, v = k.to(q.dtype), v.to(q.dtype)
             features = self.before_relu(q, k)

@@ -192,8 +192,8 @@ def _final(call: SplitAttention, found: Found) -> CosformerState:
         assert of_heads is not None
         mine = _oldest_first(found.windowed, of_heads)
         of_state = (None, None) if before is None else _oldest_first(before, of_heads)
-        every = (collected(x, at, owner, was) for x, was in zip(mine, of_state, strict=True))
-        keys, values = (turned(x, of_heads, -positions) for x in every)
+        keys, values = (collected(x, at, owner, was) for x, was in zip(mine, of_state, strict=True))
+        keys, values = turned(keys, values, of_heads, -positions)
         state = replace(state, keys=keys, values=values)
     return state
 
@@ -203,5 +203,4 @@ def _oldest_first(state: CosformerState, windows: Windows) -> tuple[Tensor, Tens
     token, are where another part has them, too."""
     assert state.keys is not None
     assert state.values is not None
-    keys, values = (turned(x, windows, state.positions) for x in (state.keys, state.values))
-    return keys, values
+    return turned(state.keys, state.values, windows, state.positions)

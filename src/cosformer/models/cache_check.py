@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cosformer.models.cache import CosformerCache
 
 _HEADER: dict[str, Any] = {"format": int, "attention": (str, list), "model": dict, "layers": list}
-_LARGEST = 2**53  # positions beyond it are not exact
+_LARGEST = 2**48  # positions beyond it are more than a step counts (ops/gpu/windows/mixed_step.py)
 
 
 def header(found: Any, path: Path) -> dict[str, Any]:

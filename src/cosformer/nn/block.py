@@ -119,6 +119,11 @@ class Block(nn.Module):
             return self.cross_attention(
                 x, source, key_mask=memory.key_mask, query_offset=0, return_state=return_state
             )
+        if getattr(self.cross_attention.attention, "windows", None):
+            raise ValueError(
+                "cross-attention with windows cannot go on from a state, which has the source's last keys "
+                "alone: leave the windows out, or give the whole source with every call."
+            )
         here = with_positions(memory.state, memory.positions, memory.seen)
         y, _ = self.cross_attention(x, source[:, :0], state=here, query_offset=0)
         return y, memory.state

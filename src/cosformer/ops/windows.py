@@ -5,6 +5,7 @@ see of the past is its last W - 1 keys and values: that is its state.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
+from cosformer.ops.autograd import is_traced
 
 NARROW = 256  # up to here a window may be any number; above, a multiple of CHUNK
 CHUNK = 64
@@ -115,18 +117,41 @@ def plain_heads(windows: Windows) -> list[slice]:
     return groups
 
 
-def turned(x: Tensor, windows: Windows, by: Tensor) -> Tensor:
-    """x [B, R, .], keys or values of a state, the rows of each head moved round by `by` [B]: row r of a head
-    is what was its row (r + by) mod (W - 1).
+class _Rows(NamedTuple):
+    """Of each of the R rows of a state, [R]: its number within its head, how many that has, its first."""
 
-    In a state the key of position j is in row j mod (W - 1) of its head, so that a step writes one row and
-    moves none. Turned by the positions of the next tokens, the oldest is first; turned back by them, what has
-    the oldest first is as in a state."""
+    row: Tensor
+    size: Tensor
+    first: Tensor
+
+
+def _rows(windows: Windows, device: torch.device) -> _Rows:
     heads = [(window - 1, rows.start) for _, window, rows in windowed_heads(windows) if window > 1]
-    if not heads:
-        return x
-    index = [(torch.arange(n, device=x.device) + by[:, None]) % n + first for n, first in heads]
-    return x.gather(1, torch.cat(index, 1)[..., None].expand_as(x))
+    with torch.inference_mode(False):
+        return _Rows(
+            torch.cat([torch.arange(n, device=device) for n, _ in heads]),
+            torch.cat([torch.full((n,), n, device=device) for n, _ in heads]),
+            torch.cat([torch.full((n,), first, device=device) for n, first in heads]),
+        )
+
+
+_kept_rows = cache(_rows)
+
+
+def turned(keys: Tensor, values: Tensor, windows: Windows, by: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [B, R, D] and values [B, R, Dv] of a state, the rows of each head moved round by `by` [B]: row r
+    of a head is what was its row (r + by) mod (W - 1).
+
+    In a state the key of position j is in row j mod (W - 1) of its head, so that a step in place writes one
+    row and moves none. Turned by the positions of the next tokens, the oldest is first; turned back by them,
+    what has the oldest first is as in a state."""
+    if keys.shape[1] == 0:
+        return keys, values
+    # What is made in a trace, a transform or a capture is not kept: it belongs there.
+    kept = not is_traced(keys, values, by) and not (keys.is_cuda and torch.cuda.is_current_stream_capturing())
+    of = (_kept_rows if kept else _rows)(windows, keys.device)
+    index = ((of.row + by[:, None]) % of.size + of.first)[..., None]
+    return keys.gather(1, index.expand_as(keys)), values.gather(1, index.expand_as(values))
 
 
 def last_keys(args: AttentionArgs, lengths: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,8 @@ class Pathfinder(Task):
     paddles, five distractors of 4), on all cores, with the same result on any number of them, and cached:
     160,000 / 20,000 / 20,000 pictures. Of the two origins one lies near the middle, the other 7 pixels from
     it. A disc lies on the origin of one long snake, another on the far end of the same or of the other, each
-    with probability 1/2. Snakes keep a greater distance than the paddles of
-    one snake do, so that the label follows from the picture; `contact_sheet` shows some.
+    with probability 1/2. Snakes keep a greater distance than the paddles of one snake do, so that the label
+    follows from the picture; `contact_sheet` shows some.
 
     Args:
         side: pixels along an edge: 32, as published, or 8, a toy that a CPU begins to learn in a minute: two
