@@ -255,8 +255,14 @@ def test_vmap_with_packing_is_refused():
 def test_second_derivatives_are_refused():
     x = torch.randn(1, 10, 2, 8, requires_grad=True)
     (g,) = torch.autograd.grad(cosformer_attention(x, x, x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="chunked_backward"):
+    with pytest.raises(NotImplementedError, match="has gradients, but no gradients of gradients"):
         g.sum().backward()
+
+    def first(x):
+        return torch.func.grad(lambda x: cosformer_attention(x, x, x).sum())(x).sum()
+
+    with pytest.raises(NotImplementedError, match="has gradients, but no gradients of gradients"):
+        torch.func.grad(first)(x.detach())
 
 
 def test_meta_tensors_have_shapes():

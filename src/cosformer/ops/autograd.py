@@ -157,7 +157,11 @@ def define(
         found = dict(zip(_DIFFERENTIABLE, made, strict=True))
         return tuple(found.get(n) if getattr(args, n) is not None else None for n in NAMES)
 
+    def no_gradient(ctx: Any, *grads: Any) -> None:
+        raise NotImplementedError("cosformer_attention has gradients, but no gradients of gradients.")
+
     forward_op.register_autograd(gradient, setup_context=setup_context)
+    backward_op.register_autograd(no_gradient)
 
     class TransformableBackward(torch.autograd.Function):
         generate_vmap_rule = True
@@ -170,9 +174,7 @@ def define(
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
             pass
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> None:
-            raise NotImplementedError(f"cosformer_attention has no second derivatives ({name}_backward).")
+        backward = staticmethod(no_gradient)
 
     class Transformable(torch.autograd.Function):
         """The same op for torch.func: its transforms do not see gradients registered with an op."""
