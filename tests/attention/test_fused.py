@@ -161,3 +161,9 @@ def test_without_a_gpu_the_core_computes(monkeypatch):
     monkeypatch.setattr(linear_base, "cosformer_attention", None)
     for name in NAMES:
         attention.build(name)(*qkv(10), causal=True)
+
+
+@pytest.mark.parametrize("name", ["relu", "softmax"])
+def test_an_offset_is_an_int(name):
+    with pytest.raises(TypeError, match="query_offset must be an int, but got float"):
+        attention.build(name)(*qkv(4), causal=True, query_offset=1.5)

@@ -218,10 +218,3 @@ def within_lengths(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqle
         )
     real = torch.arange(k.shape[1], device=k.device) < lengths[:, None]
     return real if key_mask is None else key_mask & real
-
-
-def offset_or_default(query_offset: int | None, q: Tensor, k: Tensor, causal: bool) -> int:
-    """The position of the first query seen from the first key: aligned at the end where causal."""
-    if query_offset is not None:
-        return query_offset
-    return k.shape[1] - q.shape[1] if causal else 0

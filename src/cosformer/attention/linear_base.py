@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosformer.attention.base import Attention, offset_or_default
+from cosformer.attention.base import Attention
 from cosformer.attention.linear_core import LinearState, linear_attention
 from cosformer.attention.traits import Traits
 from cosformer.ops import cosformer_attention
@@ -15,6 +15,7 @@ from cosformer.ops.checks import epsilon
 from cosformer.ops.interface import under_autocast
 from cosformer.ops.one_token import StepWeights
 from cosformer.ops.packing import bundles, document_bounds
+from cosformer.ops.validation import offset_of
 
 # M with which every cosine is 1 and every sine nearly 0; a float32 holds it, and the angle of one token.
 # Kernels that divide by a sine have a least one: that of the first token is 0 with any M.
@@ -31,9 +32,9 @@ def linear_traits(paper: str, **changes: Any) -> Traits:
 
 
 def can_fuse(q: Tensor) -> bool:
-    """Whether cosFormer's operator is the faster way: on a GPU in half precision, where it takes a sixth to a
-    third of the core's time. In float32 it takes two to four times as long, on a CPU as long as the core
-    causally and 1.1 to 1.4 times as long in both directions."""
+    """Whether cosFormer's operator is the faster way: on a GPU in half precision, where it took a sixth to a
+    third of the core's time. In float32 it took two to four times as long, on a CPU as long as the core
+    causally and 1.1 to 1.4 times as long in both directions (trials without a record)."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else q.dtype
     return q.is_cuda and q.dtype != torch.float64 and dtype in (torch.bfloat16, torch.float16)
 
@@ -94,7 +95,7 @@ class LinearAttention(Attention):
             if cu_seqlens is not None:
                 out, after = self._packed(q, k, v, cu_seqlens, causal, state)
             else:
-                offset = offset_or_default(query_offset, q, k, causal)
+                offset = offset_of(query_offset, q, k, causal)
                 out, after = self._row(q, k, v, key_mask, causal, offset, state)
         return out.to(dtype), after if return_state else None
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.attention.base import Attention, State, offset_or_default, within_lengths
+from cosformer.attention.base import Attention, State, within_lengths
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
 from cosformer.attention.sliding import masked_attention, runs, sliding_softmax
@@ -24,6 +24,7 @@ from cosformer.attention.visible import visible, windows_of_heads, within_window
 from cosformer.attention.window_state import WindowState
 from cosformer.ops.one_token import StepWeights
 from cosformer.ops.packing import document_bounds
+from cosformer.ops.validation import offset_of
 
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
@@ -78,7 +79,7 @@ class Softmax(Attention):
             key_mask = within_lengths(lengths, k, key_mask, cu_seqlens)
         if cu_seqlens is not None:
             return self._packed(q, k, v, cu_seqlens, causal), None
-        offset = offset_or_default(query_offset, q, k, causal)
+        offset = offset_of(query_offset, q, k, causal)
         if key_mask is not None:
             # Zero times NaN is NaN: masked keys and values are set to zero.
             k, v = (x.masked_fill(~key_mask[..., None, None], 0) for x in (k, v))

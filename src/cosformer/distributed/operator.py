@@ -199,8 +199,8 @@ def _final(call: SplitAttention, found: Found) -> CosformerState:
 
 
 def _oldest_first(state: CosformerState, windows: Windows) -> tuple[Tensor, Tensor]:
-    """Keys and values of heads with a window. Those of a part of a text, whose state counts from its first
-    token, are where another part has them, too."""
+    """Keys and values of heads with a window, in an order that does not depend on where a state begins to
+    count: that of a part of a text counts from the first token of the part."""
     assert state.keys is not None
     assert state.values is not None
     return turned(state.keys, state.values, windows, state.positions)

@@ -26,7 +26,7 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import is_traced
 from cosformer.ops.backends import can_serve
 from cosformer.ops.state import CosformerState
-from cosformer.ops.windows import fits_step
+from cosformer.ops.windows import fits_step, rows_of_state
 
 USE_KERNEL = True  # on CUDA devices; a compiler may fuse the plain operations instead
 MOST_TOGETHER = 2**17  # heads times past keys of a row that are computed together
@@ -232,13 +232,13 @@ def past_of(windows: tuple[int | None, ...], dtype: torch.dtype) -> Past:
     with torch.inference_mode(False), torch.device("cpu"):
         past = torch.tensor([size - 1 for size in sizes], dtype=torch.long)
         first = past.cumsum(0) - past
-        head = torch.arange(len(sizes)).repeat_interleave(past)
+        rows = rows_of_state(tuple(window or 0 for window in windows), torch.device("cpu"))
         cosines = [angle(torch.arange(1, size), size).cos().to(dtype) for size in sizes]
         holding = past.nonzero().flatten()
         heads = torch.tensor([window is not None for window in windows])
         return Past(
-            head, torch.arange(len(head)) - first[head], past[head], first[head], torch.cat(cosines),
-            first[holding], holding, heads.nonzero().flatten(), heads.logical_not().nonzero().flatten(),
+            torch.arange(len(sizes)).repeat_interleave(past), *rows, torch.cat(cosines), first[holding],
+            holding, heads.nonzero().flatten(), heads.logical_not().nonzero().flatten(),
         )  # fmt: skip
 
 

@@ -117,25 +117,26 @@ def plain_heads(windows: Windows) -> list[slice]:
     return groups
 
 
-class _Rows(NamedTuple):
-    """Of each of the R rows of a state, [R]: its number within its head, how many that has, its first."""
+class StateRows(NamedTuple):
+    """Of each of the R rows of keys in a state, [R]: which row of its head it is, how many rows that head
+    has, and which is the first of them."""
 
     row: Tensor
     size: Tensor
     first: Tensor
 
 
-def _rows(windows: Windows, device: torch.device) -> _Rows:
-    heads = [(window - 1, rows.start) for _, window, rows in windowed_heads(windows) if window > 1]
+def rows_of_state(windows: Windows, device: torch.device) -> StateRows:
+    heads = [(window - 1, rows.start) for _, window, rows in windowed_heads(windows)]
     with torch.inference_mode(False):
-        return _Rows(
+        return StateRows(
             torch.cat([torch.arange(n, device=device) for n, _ in heads]),
             torch.cat([torch.full((n,), n, device=device) for n, _ in heads]),
             torch.cat([torch.full((n,), first, device=device) for n, first in heads]),
         )
 
 
-_kept_rows = cache(_rows)
+_kept_rows = cache(rows_of_state)
 
 
 def turned(keys: Tensor, values: Tensor, windows: Windows, by: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +150,7 @@ def turned(keys: Tensor, values: Tensor, windows: Windows, by: Tensor) -> tuple[
         return keys, values
     # What is made in a trace, a transform or a capture is not kept: it belongs there.
     kept = not is_traced(keys, values, by) and not (keys.is_cuda and torch.cuda.is_current_stream_capturing())
-    of = (_kept_rows if kept else _rows)(windows, keys.device)
+    of = (_kept_rows if kept else rows_of_state)(windows, keys.device)
     index = ((of.row + by[:, None]) % of.size + of.first)[..., None]
     return keys.gather(1, index.expand_as(keys)), values.gather(1, index.expand_as(values))
 

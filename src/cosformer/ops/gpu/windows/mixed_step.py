@@ -88,7 +88,8 @@ def inverse(total, eps):
 
 @triton.jit
 def distance_of(place, oldest, places):
-    """From the new token to the key in a place, of `places` that begin anew behind the oldest."""
+    """How many tokens before the new one the key in `place` is. The oldest is in place `oldest`; those in the
+    places before it are newer than those behind it."""
     return tl.where(place < oldest, oldest, oldest + places) - place
 
 
