@@ -5,8 +5,9 @@
 One process imports everything once; every stretch of a run is a fork of it. A stretch is told when to die: a
 dict with `step` (after so many updates), `flush` or `manifest` (at that call of fsync in the stretch, of any
 file or of a manifest, which is then cut off), `rename` (just before or after checkpoint 8 gets its name),
-`after` (seconds, by another process) or `interrupt` (Ctrl-C at a step, which is no death). Every list of them
-is one run, resumed after each, and once more to its end.
+`record` (tested and logged, just before the record is written), `after` (seconds, by another process) or
+`interrupt` (Ctrl-C at a step, which is no death). Every list of them is one run, resumed after each, and once
+more to its end.
 """
 
 import gc
@@ -25,11 +26,12 @@ import torch
 from cosformer import atomic, record_file
 from cosformer.tasks import register
 from cosformer.training import Interrupted, checkpoint, train
+from cosformer.training.folder import RECORD
 from cosformer.training.loop import Loop
 from tests.training.toy import Toy, toy
 
 DEATHS = {
-    "between steps": [{"step": 2}, {"step": 7}, {"step": 9}, {"step": 12}],
+    "between steps": [{"step": 2}, {"step": 7}, {"step": 9}, {"step": 12}, {"record": True}],
     "while saving": [{"flush": 9}, {"manifest": 2}, {"rename": "before"}, {"rename": "after"}, {"flush": 14}],
     # Ctrl-C first: after a kill by the clock the run may be past its step.
     "in an evaluation": [{"interrupt": 6}, {"interrupt": 12}],
@@ -79,6 +81,14 @@ def arm(death):
             die()
         return done
 
+    write_json = atomic.write_json
+
+    def written(path, *args, **kwargs):
+        if path.name == RECORD and "record" in death:
+            die()
+        write_json(path, *args, **kwargs)
+
+    atomic.write_json = written
     atomic.flush = record_file.flush = checkpoint.flush = counted
     Path.rename = renamed
 

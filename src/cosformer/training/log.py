@@ -32,15 +32,15 @@ class Log:
         return found
 
     def rewind(self, step: int, *, unscored: bool = False) -> None:
-        """Removes the lines after a step, and a line that a crash has cut off; with `unscored` also the
-        scores of the step itself."""
+        """Removes what the run writes again when it goes on from a step: the lines after it, a line that a
+        crash has cut off, scores of the test split, and with `unscored` those of the step itself."""
         if not self.writes:
             return
+        again = ("test", "valid") if unscored else ("test",)
         kept = [
             line
             for line in self._lines()
-            if line["step"] < step
-            or (line["step"] == step and not (unscored and line.get("event") == "valid"))
+            if line["step"] < step or (line["step"] == step and line.get("event") not in again)
         ]
         self.close()
         replace(self.path, "".join(json.dumps(line) + "\n" for line in kept))
