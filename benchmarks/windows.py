@@ -121,13 +121,15 @@ def backends_of(found: list[Contender]) -> list[str]:
     return [name for name in available if name in named]
 
 
-def gate(shape: Shape, device: str, names: list[str]) -> list[Record]:
+def gate(shape: Shape, device: str, names: list[str], wide: bool = True) -> list[Record]:
     """The backends that are timed, against the equation in float64; values and gradients, row by row. On a
     GPU a call has as many tokens as those that are timed, for with fewer it would take other kernels, and
-    the first and the last text of it are compared."""
+    the first and the last text of it are compared. `wide`: wide windows are timed, too."""
     verdicts = []
-    cases: list[tuple[Windows, int]] = [(MIXED[device], 1000), ((320,) * len(MIXED[device]), 1000)]
-    if device == "cuda":  # the widths that are timed, and wide windows beside narrow ones
+    cases: list[tuple[Windows, int]] = [(MIXED[device], 1000)]
+    if wide:
+        cases.append(((320,) * len(MIXED[device]), 1000))
+    if wide and device == "cuda":  # the widths that are timed, and wide windows beside narrow ones
         cases += [((w,) * len(MIXED[device]), 2500) for w in WIDE[device]]
         cases.append((MIXED[device][: -len(WIDE[device]) or None] + WIDE[device], 2500))
     for name in names:
@@ -186,7 +188,8 @@ def measure(
         prepare = lambda work: graphed(work)[0]  # noqa: E731
     shapes = {dim: Shape(1, 1000, heads, dim, dtype, where) for dim in dims}
     for shape in shapes.values():
-        data["gate"] += gate(shape, device, backends_of(found))
+        wide = any(c.name.startswith("window ") for c in found)
+        data["gate"] += gate(shape, device, backends_of(found), wide)
     own = bool(backends_of(found))
     if own:
         data["decoding"] = decoding(where, dtype, clock, device, data.get("bytes_per_second"))

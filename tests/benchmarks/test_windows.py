@@ -40,6 +40,7 @@ def test_some_contenders(tmp_path, capsys):
     record = json.loads((tmp_path / "x.json").read_text())
     assert {t["contender"] for t in record["timings"]} == {"windows", "softmax"}
     assert {v["backend"] for v in record["gate"]} == {"chunked"}
+    assert {tuple(v["windows"]) for v in record["gate"]} == {(2, None)}  # what is timed
     with pytest.raises(SystemExit, match="2"):
         windows.main([*words, "--only", "window 64"])
     said = "--only window 64: no contender has this name; there are windows, window 320, plain, softmax"

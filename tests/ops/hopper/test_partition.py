@@ -41,6 +41,17 @@ def test_ctas_fill_the_gpu_and_no_more(rows, heads, length, width):
             assert size >= min(MIN_SPLIT_TOKENS, length // 2)
 
 
+@pytest.mark.parametrize(
+    ("ctas", "length", "count"),
+    [(2, 65536, 64), (1, 2**20, 256), (16, 65536, 33), (16, 8192, 32), (1, 8192, 32), (64, 2048, 8)],
+)
+def test_states_that_are_summed_one_after_the_other(ctas, length, count):
+    """Two heads of 65,536 tokens had 256 each."""
+    size = state_split_size(ctas, length, CPU, 64)
+    assert -(-length // size) <= count
+    assert -(-length // (size - CHUNK)) > count or size == MIN_SPLIT_TOKENS
+
+
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(rows, heads, lengths, widths)
 @example(8, 16, 8192, 64)

@@ -5,6 +5,8 @@ The *_split_size functions return tokens a split. `ctas`: how many CTAs there ar
 may be symbolic: a compiled graph asks how many states will be saved.
 """
 
+import math
+
 import torch
 
 from cosformer.ops.gpu import partition
@@ -13,6 +15,7 @@ from cosformer.ops.gpu.partition import sm_count
 CHUNK = 64
 # By width (64 or 128 features):
 MAX_INLINE_STATES = {64: 8, 128: 4}  # of a row; so few are summed by the kernel that uses them
+MAX_SUMMED_STATES = 32  # of a row of up to 16,384 tokens; then by the root of its length
 STATE_CTAS = {64: 3, 128: 1}  # resident CTAs per SM of chunk_state
 APPLY_TOKENS = {64: 512, 128: 2048}  # a split of state_apply, where there are enough of them
 
@@ -53,9 +56,12 @@ def tile_list_rows(length: int, documents: int) -> int:
 
 
 def state_split_size(ctas: int, length: int, device: torch.device, width: int) -> int:
-    """For chunk_state: at most twice the resident CTAs; one more would run alone after all others."""
+    """For chunk_state, of a length that is no symbol: at most twice the resident CTAs; one more would run
+    alone after all others. Few heads of a long text get fewer: a row's states are summed one after the other,
+    and that takes longer with each of them."""
     resident = resident_ctas(device, width)
     count = 1 if ctas >= 0.95 * resident else 2 * resident // ctas
+    count = min(count, max(MAX_SUMMED_STATES, math.isqrt(length // 16)))
     return _split_size(length, count, partition.MIN_SPLIT_TOKENS)
 
 

@@ -15,20 +15,19 @@ from cosformer.ops.gpu.windows.mixed_step import ENTRIES, mixed_step
 from cosformer.ops.windows import fits_step
 
 SMALL = 16  # places that a window of up to as many is read in
+SMALLS = 4  # heads with such windows that a program takes, where heads have up to 64 features
 NUMBERS = 2**12  # of keys, and of values, that a program reads at a time; half of it where they spill
 LONG = 256  # windows beyond it are read by four warps, however many programs there are
 
 
 class StepBlocks(NamedTuple):
-    """Warps of a program, registers of a thread (None: as the compiler likes), and how many heads with a
-    window of up to SMALL places a program takes, where heads have up to 64 features."""
+    """Warps of a program, and registers of a thread (None: as the compiler likes)."""
 
     warps: int
     registers: int | None
-    smalls: int
 
 
-FEW, MANY = StepBlocks(4, 128, 4), StepBlocks(2, None, 2)
+FEW, MANY = StepBlocks(4, 128), StepBlocks(2, None)
 
 
 class StepEntries(NamedTuple):
@@ -86,9 +85,9 @@ def _step(
     mask = None if key_mask is None else key_mask.contiguous().view(torch.uint8)
     wide_d, wide_v = power_of_two(d), power_of_two(dv)
     widest = max(wide_d, wide_v)
-    few = batch * (plain + longs + -(-smalls // FEW.smalls)) <= 2 * sm_count(q.device)
+    few = batch * (plain + longs + -(-smalls // SMALLS)) <= 2 * sm_count(q.device)
     blocks = FEW if few or max(windows) > LONG else MANY
-    together = min(max(1, blocks.smalls * 64 // max(64, widest)), 1 << max(0, smalls - 1).bit_length())
+    together = min(max(1, SMALLS * 64 // max(64, widest)), 1 << max(0, smalls - 1).bit_length())
     spills = group > 1 or v.element_size() > 2
     rows = max(SMALL, (NUMBERS // 2 if spills else NUMBERS) // widest)
     # Rows that all threads read at once, 16 bytes each: those above one another are of one thread.
