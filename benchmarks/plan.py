@@ -123,7 +123,7 @@ def is_done(entry: Entry, run: Run, records: Records) -> bool:
 
 # Fields that are left out of a run's digest unless the run sets them: the attention, and fields that models
 # got after the first records were made, whose digests would change otherwise.
-_OTHERS = ("attention", "loss_chunk")
+_OTHERS = ("attention", "loss_chunk", "ordered_tokens")
 
 
 def _complete(run: Run) -> str:

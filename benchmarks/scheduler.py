@@ -1,8 +1,9 @@
 """Fills a stretch of GPU time with the runs of a plan: several side by side, none of them in vain.
 
-The next entries without a record are given to worker processes. A run that cannot end before the deadline is
-started only where nothing else is left, for it can be resumed if its folder is still there next time. Before
-the deadline all that still train are asked to stop, and leave a checkpoint.
+The next entries without a record are given to worker processes. A run is started only where it, and all that
+run already, can end before the deadline beside each other; another one where none of these can, for it can
+be resumed if its folder is still there next time. Before the deadline all that still train are asked to stop,
+and leave a checkpoint.
 """
 
 import json
@@ -18,12 +19,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done, weights_of
+from benchmarks.sharing import Share, ends, slowdown
 from benchmarks.slot import Slot, spawn
 from cosformer import atomic, reading, record_file
 from cosformer.report.document import slug
 from cosformer.training import Run, checkpoint
 from cosformer.training.run import digest
 
+MOMENT = 5.0  # seconds that less important runs wait for data, which may only have to be looked at
+SHORTEST = 10.0  # planned seconds of a run, or of what was left of it, that tell how right plans are
 COMPILED = 100  # seconds that a run is planned to take: shorter ones gain less than compiling takes
 
 
@@ -63,7 +67,7 @@ class Scheduler:
     state: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.began = time.monotonic()
+        self.began = self.looked = time.monotonic()
         self.slots: list[Slot] = []
         self.preparer: Slot | None = None
         self.prepared: dict[str, str | None] = {}  # by task and settings: None, or why there is no data
@@ -84,6 +88,7 @@ class Scheduler:
         try:
             self._warm_up()
             while not self.stopping and self._left() > 0:
+                self._count()
                 self._start()
                 busy = [slot for slot in [*self.slots, self.preparer] if slot is not None and slot.busy]
                 if not busy:
@@ -140,7 +145,8 @@ class Scheduler:
         run = build(entry, self.records, self.failed)
         if not self.fast:
             return run
-        compiled = entry.captured and entry.seconds >= COMPILED
+        # Batches of several lengths would be compiled several times.
+        compiled = entry.captured and entry.seconds >= COMPILED and not run.group_by_length
         return run.replace(compile=compiled, cuda_graph=entry.captured)
 
     def _has_failed(self, entry: Entry, run: Run) -> bool:
@@ -185,8 +191,8 @@ class Scheduler:
                 idle = self._worker(trains=True)
                 self.slots.append(idle)
             entry, run, planned = chosen
-            self._say(f"begins: {entry.name}, about {planned * self._factor():.0f} s")
-            idle.entry, idle.began, idle.planned = entry, time.monotonic(), planned
+            idle.entry, idle.began, idle.planned, idle.spent = entry, time.monotonic(), planned, 0.0
+            self._say(f"begins: {entry.name}, about {ends(self._shares())[-1]:.0f} s")
             idle.connection.send(
                 {
                     "kind": "train", "doing": entry.name, "run": run.to_dict(),
@@ -200,22 +206,40 @@ class Scheduler:
             )  # fmt: skip
 
     def _choose(self) -> tuple[Entry, Run, float] | None:
-        """The first entry that can end in time; else, where that is worth something, the first one. With its
-        run, and the seconds that the plan gives it in this company."""
+        """The first entry that can end in time, and lets those that run already do so; else, where none of
+        these can and that is worth something, the first one. With its run, and the seconds it takes alone."""
         running = [slot.entry for slot in self.slots if slot.entry is not None]
         free = self.memory - sum(e.memory for e in running)
-        late = None
+        late, beside, left = None, self._shares(), self._left()
+        alone = ends(beside)
         for entry, run in self.look():
             if entry.memory > free and running:
                 continue
+            planned = entry.seconds * (1 - self._share(entry, run))
+            *others, own = ends([*beside, Share(planned * self._factor(), entry.load)])
+            kept = all(x <= left for x, y in zip(others, alone, strict=True) if y <= left)
+            can_end = own <= left and kept
             if not self._has_data(run):
+                if can_end and self._is_prepared_soon(run):
+                    return None
                 continue
-            crowd = max(1.0, entry.load + sum(e.load for e in running))
-            planned = entry.seconds * (1 - self._share(entry, run)) * crowd
-            if planned * self._factor() <= self._left():
+            if can_end:
                 return entry, run, planned
             late = late or (entry, run, planned)
-        return late if self.resume_later and self._left() > self.grace else None
+        in_vain = all(x > left for x in alone)
+        return late if self.resume_later and in_vain and left > self.grace else None
+
+    def _shares(self) -> list[Share]:
+        """What is left of the runs, as planned, the newest last; one that takes longer is about to end."""
+        busy = sorted((s for s in self.slots if s.entry is not None), key=lambda s: s.began)
+        return [Share(max(1.0, s.planned * self._factor() - s.spent), s.entry.load) for s in busy if s.entry]
+
+    def _count(self) -> None:
+        """Adds the time since the last look to what the runs have spent."""
+        now, busy = time.monotonic(), [s for s in self.slots if s.entry is not None]
+        for slot in busy:
+            slot.spent += (now - self.looked) / slowdown([s.entry.load for s in busy if s.entry])
+        self.looked = now
 
     def _factor(self) -> float:
         """How much longer than planned the last runs have taken."""
@@ -237,6 +261,11 @@ class Scheduler:
             )
         return False
 
+    def _is_prepared_soon(self, run: Run) -> bool:
+        """Whether its data have been in preparation for a moment only."""
+        slot = self.preparer
+        return slot is not None and slot.task == _data_key(run) and time.monotonic() - slot.began < MOMENT
+
     def _worker(self, *, trains: bool) -> Slot:
         threads = max(1, (os.cpu_count() or 1) // (self.jobs + 1))
         return spawn(self.out / "log.txt", threads, trains=trains)
@@ -244,6 +273,7 @@ class Scheduler:
     def _listen(self, busy: list[Slot], seconds: float) -> None:
         """Takes in what workers answer within a time; one that is gone without an answer has failed."""
         answered = wait([slot.connection for slot in busy], seconds)
+        self._count()
         for slot in busy:
             if slot.connection in answered:
                 try:
@@ -275,8 +305,8 @@ class Scheduler:
             record = outcome["record"]
             self.records[entry.name] = record
             self.finished.append(entry.name)
-            if slot.planned:  # nothing was left to train of one that was cut off behind its last step
-                self.factors.append(took / slot.planned)
+            if slot.planned >= SHORTEST:
+                self.factors.append(slot.spent / slot.planned)
             metric = record["metric"]
             score = f"{metric['name']} {metric['valid'][metric['name']]:.4f} (valid)"
             self._say(f"ends:   {entry.name}, {score}, {took:.0f} s")

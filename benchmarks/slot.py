@@ -21,7 +21,8 @@ class Slot:
     entry: Entry | None = None
     task: str | None = None
     began: float = 0.0
-    planned: float = 0.0  # seconds, before they are corrected by what other runs have taken
+    planned: float = 0.0  # seconds alone, before they are corrected by what other runs have taken
+    spent: float = 0.0  # of these, as far as others beside it have let it come
 
     @property
     def busy(self) -> bool:

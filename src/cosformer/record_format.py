@@ -19,6 +19,9 @@ RENAMED_FIELDS = {
     "keep": "save_total_limit",
 }
 
+# Fields that a run got after the first records were made, and what they are where a record lacks them.
+ADDED_FIELDS = {"group_by_length": False}
+
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a run with today's names of the fields."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import ablation, curve, enwik8_plan, evidence_plan, time_slice, worker
-from benchmarks.plan import Entry, NotYet, build, by_name, files_of, is_done, with_seed
+from benchmarks.plan import NotYet, build, by_name, files_of, is_done, with_seed
 from benchmarks.scheduler import Scheduler
 from benchmarks.slot import Slot
 from cosformer import tasks
@@ -300,25 +300,6 @@ def test_a_record_of_other_settings_is_of_another_run():
     as_published = {**run.model, "output_gate": None, "qk_norm": False}
     assert is_done(low, run.replace(model=as_published), known), "fields that were left out are the paper's"
     assert not is_done(low, run.replace(model={**run.model, "qk_norm": True}), known)
-
-
-def test_what_cannot_fit_is_passed_by(tmp_path):
-    """A short run goes before a long one that could not end; and never more than the memory holds."""
-    long, short = (
-        Entry("p", "c", name, "mqar", "cosformer", seconds, memory, scale="tiny")
-        for name, seconds, memory in (("long", 1000, 1.0), ("short", 10, 5.0))
-    )
-    deadline = time.monotonic() + 200
-    plan = Scheduler([long, short], tmp_path, tmp_path / "out", [], 2, 8.0, deadline)
-    plan._has_data = lambda run: True
-    assert plan._choose()[0] is short
-    plan.factors = [1.0, 30.0, 30.0]
-    assert plan._choose()[0] is long, "thirty times as slow as planned, neither can end"
-    plan.factors = []
-    plan.slots = [type("Busy", (), {"entry": dataclasses.replace(short, memory=4.0)})()]
-    assert plan._choose()[0] is long, "5 GiB are no longer there, and it can be resumed"
-    plan.resume_later = False
-    assert plan._choose() is None
 
 
 def test_short_runs_are_not_compiled(tmp_path):

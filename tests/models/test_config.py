@@ -59,6 +59,7 @@ def test_defaults_make_a_usable_small_model():
         ({"horizon": 50}, "max_position_embeddings is 96, longer than the horizon 50"),
         ({"horizon": 0}, "horizon must be a positive finite number"),
         ({"embedding_range": 0.0}, "embedding_range must be a positive finite number"),
+        ({"ordered_tokens": 1}, "ordered_tokens must be True or False"),
         ({"feed_forward": "relu"}, "feed_forward must be one of gelu, gated"),
         ({"norm": "batch"}, "norm must be one of layer, rms"),
         ({"pair_difference": "squared"}, "pair_difference must be one of signed, absolute"),
@@ -226,4 +227,23 @@ def test_embeddings_may_begin_larger_than_the_rest(head, tmp_path):
     assert 0 < max(p.std().item() for p in others) < 0.1
     net.save_pretrained(tmp_path)
     again = head.from_pretrained(tmp_path)
+    assert torch.equal(net.get_input_embeddings().weight, again.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("std", [None, 0.3])
+def test_levels_begin_on_a_line(std, tmp_path):
+    """Neighbours differ by the same step everywhere; as large as other embeddings, and saved as usual."""
+    net = CosformerForMaskedLM(
+        config(ordered_tokens=True, embedding_range=std, vocab_size=256, hidden_size=256)
+    )
+    weight = net.get_input_embeddings().weight.detach()
+    step = weight.diff(dim=0)
+    torch.testing.assert_close(step, step[:1].expand_as(step), atol=1e-6, rtol=1e-3)
+    assert step[0].abs().max() > 0
+    assert weight.std().item() == pytest.approx(std or net.config.initializer_range, rel=0.25)
+    with torch.no_grad():
+        net.get_input_embeddings().weight[3] = 1.0
+    net.save_pretrained(tmp_path)
+    again = CosformerForMaskedLM.from_pretrained(tmp_path)
+    assert again.config.ordered_tokens
     assert torch.equal(net.get_input_embeddings().weight, again.get_input_embeddings().weight)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from cosformer.record_format import ADDED_FIELDS
 from cosformer.report import records
 from cosformer.report.document import Plot, Table
 from cosformer.report.sections import evidence, published
 from cosformer.report.sections.places import Places
 from cosformer.report.write import report
+from cosformer.training import Run
 
 OURS = "windows + all"
 
@@ -128,6 +130,18 @@ def test_the_cosine_itself():
         ["cosine, M = T", "not run", "not run", "-", "0"],
         ["relu", "3.100 ± 0.100", "3.200 ± 0.100", "0.001", "2"],
     ]
+
+
+def test_a_field_that_records_did_not_have_yet_is_its_default():
+    """A seed that is added later belongs to those that were made before runs had the field."""
+    old = planned("enwik8", "long", "ours", 1.2, 1.25)
+    new = planned("enwik8", "long", "ours", 1.2, 1.35, part="seed 1", seed=1)
+    new["settings"] |= ADDED_FIELDS
+    assert Places([old, new]).cell("enwik8", "long", "ours", ".2f") == "1.30 ± 0.05"
+    new["settings"]["group_by_length"] = True
+    assert Places([old, new]).cell("enwik8", "long", "ours", ".2f") == "1.25"
+    run = Run("mqar", 1, 1, 0.1)
+    assert {name: getattr(run, name) for name in ADDED_FIELDS} == ADDED_FIELDS
 
 
 def test_settings_are_chosen_by_their_first_seed():

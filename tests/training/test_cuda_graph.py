@@ -24,6 +24,7 @@ MODELS = {
     "random features": (recall, {"attention": "performer"}, {}),
     "masks": (toy, {}, WINDOWS),
     "masks, of many shapes": (toy, {"batch_size": 2}, {}),
+    "masks, of similar lengths": (toy, {"group_by_length": True, **KEPT}, WINDOWS),
     "masks, dropout": (toy, {}, {"dropout": 0.2, **WINDOWS}),
 }
 

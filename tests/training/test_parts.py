@@ -5,13 +5,14 @@ import math
 import multiprocessing
 import sys
 import types
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import transformers
 
-from cosformer import reading, record_file
+from cosformer import reading, record_file, tasks
 from cosformer.tasks import Rows
 from cosformer.tasks.language.windows import Windows, collate_windows
 from cosformer.training import Run, main, schedules
@@ -72,6 +73,81 @@ def test_an_update_sees_the_same_samples_however_it_is_divided(processes, accumu
     assert sorted(line) == [(epoch, index) for epoch in range(8) for index in range(11)]
     assert [e for e, _ in line] == sorted(e for e, _ in line)
     assert line[:11] != line[11:22]
+
+
+@pytest.mark.parametrize("samples", [700, 703, 5, 31, 32])
+def test_batches_of_similar_lengths(samples):
+    """Every epoch still has every sample once, and a batch hardly any padding; the same from anywhere."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 1000, (samples,), generator=generator)
+    grouped, drawn = (Order(samples, 32, seed=3, lengths=x) for x in (lengths, None))
+    keys = [grouped.keys(update) for update in range(60)]
+    line = [key for batch in keys for key in batch]
+    epochs = len(line) // samples
+    assert sorted(line[: epochs * samples]) == [(e, i) for e in range(epochs) for i in range(samples)]
+    assert grouped.keys(50) == keys[50] == Order(samples, 32, seed=3, lengths=lengths).keys(50)
+    one = [batch for batch in keys if len({epoch for epoch, _ in batch}) == 1]
+    if samples > 500:
+        padded = [
+            sum(int(max(lengths[i] for _, i in batch)) * 32 for batch in batches)
+            / sum(int(lengths[i]) for batch in batches for _, i in batch)
+            for batches in (one, [drawn.keys(update) for update in range(60)])
+        ]
+        assert padded[0] < 1.1 < 1.8 < padded[1]
+        longest = [max(int(lengths[i]) for _, i in batch) for batch in one[:20]]
+        assert longest not in (sorted(longest), sorted(longest, reverse=True))
+
+
+def test_lengths_of_samples():
+    """The same from the device and from the loader, also of pairs; nothing to sort by where all are one."""
+    task = Toy(rows=9)
+    data, cpu = task.dataset("train"), torch.device("cpu")
+    expected = [len(data[i]["input_ids"]) for i in range(9)]
+    kept = DeviceDataset(task, data, device=cpu, shapes=3)
+    assert kept.sample_lengths().tolist() == expected
+    assert LoaderDataset(task, data, workers=0, device=cpu).sample_lengths().tolist() == expected
+    assert {b["input_ids"].shape[1] for b in kept.evaluation(range(9), 1)} <= {8, 16, 20, 24}
+    pairs = tasks.build("citations", tokens="bytes")
+    rows = [{"input_ids": torch.ones(n), "pair_input_ids": torch.ones(m), "labels": torch.tensor(0)}
+            for n, m in ((40, 8), (8, 64), (64, 3))]  # fmt: skip
+    kept = DeviceDataset(pairs, rows, device=cpu, shapes=4)
+    assert kept.sample_lengths().tolist() == [48, 72, 67]
+    shapes = [[b[n].shape[1] for n in ("input_ids", "pair_input_ids")] for b in kept.evaluation(range(3), 1)]
+    assert shapes == [[48, 48], [64, 64], [64, 64]]
+
+
+def test_texts_that_are_labels_have_a_length_of_their_own():
+    """Those of reverse are one token longer than what is read."""
+    task = tasks.build("reverse", train_rows=300, valid_rows=1, test_rows=1)
+    data, cpu = task.dataset("train"), torch.device("cpu")
+    loader = LoaderDataset(task, data, workers=0, device=cpu)
+    for shapes in (None, 2):
+        kept = DeviceDataset(task, data, device=cpu, shapes=shapes)
+        assert torch.equal(kept.sample_lengths(), loader.sample_lengths())
+        order = Order(300, 10, lengths=kept.sample_lengths())
+        for one, two in zip(kept.training(order, 0, 60), loader.training(order, 0, 60), strict=True):
+            assert one["labels"].is_contiguous()
+            for name, x in two.items():
+                real = x != (-100 if name == "labels" else task.pad_token_id if name == "input_ids" else 0)
+                width = min(x.shape[1], one[name].shape[1])
+                assert not real[:, width:].any(), name
+                assert torch.equal(one[name][:, :width], x[:, :width]), name
+
+
+def test_what_is_not_padded_has_no_lengths():
+    """The last piece of a stream is shorter, and has no mask: it is sorted nowhere."""
+    data = Windows(np.arange(320, dtype=np.uint8) % 200, 10, 16)
+    collate = partial(collate_windows, length=16)
+    task = types.SimpleNamespace(name="stream", head="causal_lm", pad_token_id=None, collate=collate)
+    kept = DeviceDataset(task, data, device=torch.device("cpu"), shapes=None)
+    loader = LoaderDataset(task, data, workers=0, device=torch.device("cpu"))
+    assert kept.sample_lengths().tolist() == loader.sample_lengths().tolist() == [0] * len(data)
+
+
+def test_samples_that_change_have_no_lengths():
+    task = Toy(changing=True)
+    with pytest.raises(ValueError, match="group_by_length must be false: the samples of toy change"):
+        main.source(toy(group_by_length=True), task, "train", torch.device("cpu"))
 
 
 def test_an_order_can_be_entered_anywhere():
@@ -198,7 +274,7 @@ def test_a_split_on_the_device_is_the_collated_one():
     """In small integers, padded alike; unless it changes from epoch to epoch."""
     task = Toy(rows=9)
     data = task.dataset("train")
-    resident = DeviceDataset(task, data, device=torch.device("cpu"), whole=False)
+    resident = DeviceDataset(task, data, device=torch.device("cpu"), shapes=None)
     assert {name: x.dtype for name, x in resident.columns.items()} == {
         "input_ids": torch.uint8, "attention_mask": torch.uint8, "labels": torch.int16,
     }  # fmt: skip
@@ -207,7 +283,7 @@ def test_a_split_on_the_device_is_the_collated_one():
         for name, x in expected.items():
             assert batch[name].dtype == x.dtype
             assert torch.equal(batch[name], x), name
-    whole = DeviceDataset(task, data, device=torch.device("cpu"), whole=True)
+    whole = DeviceDataset(task, data, device=torch.device("cpu"), shapes=1)
     assert len({b["input_ids"].shape for b in whole.evaluation(range(9), 1)}) == 1
     assert is_static(data)
     assert not is_static(Toy(changing=True).dataset("train"))
@@ -228,11 +304,11 @@ def test_the_size_of_a_split_is_that_of_its_longest_sample(monkeypatch):
     """All samples are padded to it, so the first one tells nothing."""
     size = 3000 * (20 + 20 + 2)  # input_ids and mask in bytes, labels in 16 bits for -100
     task, device = Toy(), torch.device("cpu")
-    kept = DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False)
+    kept = DeviceDataset(task, _LongAtTheEnd(), device=device, shapes=None)
     assert size - 3000 <= sum(x.nbytes for x in kept.columns.values()) <= size
-    DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False, limit=size)
+    DeviceDataset(task, _LongAtTheEnd(), device=device, shapes=None, limit=size)
     with pytest.raises(TooLarge):
-        DeviceDataset(task, _LongAtTheEnd(), device=device, whole=False, limit=size // 2)
+        DeviceDataset(task, _LongAtTheEnd(), device=device, shapes=None, limit=size // 2)
     monkeypatch.setattr(Toy, "dataset", lambda self, split: _LongAtTheEnd())
     monkeypatch.setattr(main, "LIMIT", size // 2)
     assert isinstance(main.source(toy(workers=0), task, "train", device), LoaderDataset)

@@ -1,6 +1,7 @@
 """What training promises beside surviving: the same figures however a run is spread, evaluated or fed."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -80,6 +81,23 @@ def test_samples_on_the_device_are_those_of_the_loader(pair, tmp_path):
     make, plain = pair
     trained(tmp_path, make(**STILL | {"data": "loader", "workers": 2}))
     assert losses(tmp_path) == losses(plain)
+
+
+def test_texts_of_similar_length_together(tmp_path):
+    """From the device and from the loader alike, and a run that goes on ends as one that was not cut off."""
+    run = toy(group_by_length=True, task_settings={"rows": 60}, workers=0, save_total_limit=9)
+    trained(tmp_path / "whole", run)
+    trained(tmp_path / "loader", run.replace(data="loader", workers=2))
+    assert losses(tmp_path / "loader") == losses(tmp_path / "whole")
+    unwanted = shutil.ignore_patterns("record.json", "results.jsonl", "checkpoint-8", "checkpoint-12")
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed", ignore=unwanted)
+    trained(tmp_path / "resumed", run)
+    assert losses(tmp_path / "resumed") == losses(tmp_path / "whole")
+    weights = [(tmp_path / folder / checkpoint.name(12) / "model.safetensors").read_bytes()
+               for folder in ("resumed", "whole")]  # fmt: skip
+    assert weights[0] == weights[1]
+    trained(tmp_path / "drawn", run.replace(group_by_length=False))
+    assert losses(tmp_path / "drawn") != losses(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

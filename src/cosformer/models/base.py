@@ -5,8 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.initialization import copy_
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cosformer import memory
@@ -65,6 +66,14 @@ class CosformerLayer(GradientCheckpointingLayer, Block):
         )
 
 
+def _on_a_line(weight: Tensor, std: float) -> Tensor:
+    """Embeddings [levels, width] at equal steps along a line of a random direction, through a random point;
+    all numbers have the standard deviation `std`."""
+    middle, direction = torch.randn(2, 1, weight.shape[1], device=weight.device, dtype=weight.dtype)
+    levels = torch.linspace(-1.0, 1.0, len(weight), device=weight.device, dtype=weight.dtype)[:, None]
+    return std * (middle + 3**0.5 * levels * direction) / 2**0.5
+
+
 class CosformerPreTrainedModel(PreTrainedModel):
     """Base class: safetensors only, no code from a checkpoint, errors in one sentence."""
 
@@ -87,8 +96,13 @@ class CosformerPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Attention | Position | ShortConvolution | OutputGate):
             module.reset_parameters()
-        if self.config.embedding_range is not None and module is self.get_input_embeddings():
-            nn.init.normal_(module.weight, 0.0, self.config.embedding_range)
+        wanted, ordered = self.config.embedding_range, self.config.ordered_tokens
+        if (ordered or wanted is not None) and module is self.get_input_embeddings():
+            std = wanted or self.config.initializer_range
+            if ordered:
+                copy_(module.weight, _on_a_line(module.weight, std))
+            else:
+                nn.init.normal_(module.weight, 0.0, std)
 
     def hidden_states_wanted(self, asked: bool | None, attentions: bool | None) -> bool:
         """Whether all hidden states are wanted, by the call or by the configuration; attention weights, which

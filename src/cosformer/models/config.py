@@ -81,6 +81,8 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         initializer_range: standard deviation of the initial weights.
         embedding_range: that of the tokens' initial embeddings; None: the same. Large ones keep their random
             directions through a short training.
+        ordered_tokens: tokens are levels of one quantity, such as pixels: their initial embeddings lie on a
+            line, so that neighbours are alike from the start.
         head_loss: what language models learn by: "cross_entropy", or "one_vs_each" (Titsias, 2016), a bound
             of it for large vocabularies. In evaluation the loss is the cross entropy either way.
         loss_samples: classes that one_vs_each compares a label with at each step, in place of all; the
@@ -126,6 +128,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     classifier_dropout: float = 0.0
     initializer_range: float = 0.02
     embedding_range: float | None = None
+    ordered_tokens: bool = False
     head_loss: str = "cross_entropy"
     loss_samples: int | None = None
     loss_chunk: int | None = None
@@ -228,7 +231,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         self._multiple("num_attention_heads", "num_key_value_heads")
         for name in self.attention_names:
             _one_of("attention", name, attention.names())
-        for name in ("qk_norm", "output_norm"):
+        for name in ("qk_norm", "output_norm", "ordered_tokens"):
             flag(name, getattr(self, name))
         if self.conv_size is not None:
             positive_int("conv_size", self.conv_size)

@@ -45,6 +45,7 @@ VERSIONS: dict[int, dict[str, Any]] = {
         "classifier_dropout": 0.0,
         "initializer_range": 0.02,
         "embedding_range": None,
+        "ordered_tokens": False,
         "head_loss": "cross_entropy",
         "loss_samples": None,
         "loss_chunk": None,

@@ -32,6 +32,8 @@ class GraphedBackward:
         self.device = parameters[0].device
         self._graphs: dict[Any, _Graph] = {}
         self._pool: Any = None
+        # Of all captures: a pool hands memory on to the next graph on the stream that it was taken on.
+        self._side: torch.cuda.Stream | None = None
 
     def __call__(self, part: Batch, items: Tensor | int) -> Tensor:
         tensors = [*part.values(), *([items] if isinstance(items, Tensor) else [])]
@@ -56,7 +58,7 @@ class GraphedBackward:
         inputs = [*own.values(), *([own_items] if isinstance(own_items, Tensor) else [])]
         kept = [p.grad for p in self.parameters]
         # On a stream of their own: a graph may not wait for what the default stream was given.
-        side = torch.cuda.Stream(self.device)
+        side = self._side = self._side or torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.random.fork_rng([self.device]), torch.cuda.stream(side):
             for _ in range(_WARM_UP):

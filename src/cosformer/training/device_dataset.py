@@ -15,6 +15,7 @@ from cosformer.training.order import Order
 # Bytes, as stored; larger splits are read by the loader.
 LIMIT = 2 * 2**30
 _BLOCK = 1024  # samples collated at a time
+IGNORED = -100  # a label that is none
 
 
 class TooLarge(ValueError):
@@ -24,15 +25,15 @@ class TooLarge(ValueError):
 class DeviceDataset:
     """A split, collated once, padded to its longest sample and kept in the smallest integers that hold it.
 
-    A batch is cut to its own longest sample (rounded up as `tasks.base.padded` does), unless `whole`: a
-    compiled model then sees one shape alone. A split of more than `limit` bytes raises `TooLarge`, as soon as
-    that is known.
+    A batch is cut to its own longest sample, rounded up as `tasks.base.padded` does. With `shapes`, for
+    compiled models and graphs, it has one of at most that many lengths: equal parts of the longest of all. A
+    split of more than `limit` bytes raises `TooLarge`, as soon as that is known.
     """
 
     def __init__(
-        self, task: Any, dataset: Any, *, device: torch.device, whole: bool, limit: int | None = None
+        self, task: Any, dataset: Any, *, device: torch.device, shapes: int | None, limit: int | None = None
     ):
-        self.device, self.whole, self.samples = device, whole, len(dataset)
+        self.device, self.shapes, self.samples = device, shapes, len(dataset)
         blocks: dict[str, list[Tensor]] = {}
         lengths: dict[str, list[Tensor]] = {}
         keyed = Keyed(dataset)
@@ -50,17 +51,30 @@ class DeviceDataset:
                     )
                 blocks.setdefault(name, []).append(_small(x))
                 if name.endswith("attention_mask"):
-                    lengths.setdefault(name.removesuffix("attention_mask"), []).append(_lengths(x))
+                    lengths.setdefault(name.replace("attention_mask", "input_ids"), []).append(_lengths(x))
+                elif name == "labels" and task.head == "conditional_generation":
+                    lengths.setdefault(name, []).append(_lengths(x != IGNORED))
             _refuse(blocks, self.samples, limit)
         pad = task.pad_token_id or 0
-        filler = {"input_ids": pad, "pair_input_ids": pad, "labels": -100}
+        filler = {"input_ids": pad, "pair_input_ids": pad, "labels": IGNORED}
         self.dtypes = {name: x.dtype for name, x in task.collate([keyed[0, 0]]).items()}
         self.columns = {n: _joined(parts, filler.get(n, 0)).to(device) for n, parts in blocks.items()}
-        # On the CPU: the length of a batch is then known without waiting for the device.
-        self.lengths = {prefix: torch.cat(parts) for prefix, parts in lengths.items()}
+        # Of texts, and of labels that are texts of their own. On the CPU: the length of a batch is then known
+        # without waiting for the device.
+        self.lengths = {name: torch.cat(parts) for name, parts in lengths.items()}
 
     def __len__(self) -> int:
         return self.samples
+
+    def sample_lengths(self) -> Tensor:
+        """Tokens of each sample, int64 [samples]; of a pair, both together."""
+        texts = (x for name, x in self.lengths.items() if name.endswith("input_ids"))
+        return sum(texts, torch.zeros(self.samples, dtype=torch.int64))
+
+    def _unit(self, name: str) -> int:
+        """What the length of a batch is a multiple of."""
+        longest = self.columns[name].shape[1]
+        return 8 if self.shapes is None else -(-longest // (8 * self.shapes)) * 8
 
     def training(self, order: Order, first: int, last: int) -> Iterator[Batch]:
         """Parts `first` to `last` - 1 of the order."""
@@ -75,14 +89,23 @@ class DeviceDataset:
     def _batch(self, chosen: Tensor) -> Batch:
         rows = chosen.to(self.device, non_blocking=True)
         batch = {name: x[rows].to(self.dtypes[name]) for name, x in self.columns.items()}
-        if not self.whole:
-            for prefix, lengths in self.lengths.items():
-                longest = -(-max(1, int(lengths[chosen].max())) // 8) * 8
-                for name in (f"{prefix}input_ids", f"{prefix}attention_mask"):
-                    batch[name] = batch[name][:, :longest]
-                if not prefix and batch["labels"].dim() == 2:
-                    batch["labels"] = batch["labels"][:, :longest]
+        if self.shapes != 1:
+            units = {name: self._unit(name) for name in self.lengths}
+            parts = {
+                name: -(-max(1, int(n[chosen].max())) // units[name]) for name, n in self.lengths.items()
+            }
+            for name, unit in units.items():
+                # The texts of a pair are cut by the same share, else there would be shapes for both.
+                longest = unit * (parts[name] if self.shapes is None else max(parts.values()))
+                for column in self._beside(name):
+                    batch[column] = batch[column][:, :longest].contiguous()
         return batch
+
+    def _beside(self, name: str) -> list[str]:
+        """The columns that have a place for each token of this one."""
+        found = [name, name.replace("input_ids", "attention_mask")] if name.endswith("input_ids") else [name]
+        labels = name == "input_ids" and "labels" not in self.lengths and self.columns["labels"].dim() == 2
+        return [*found, "labels"] if labels else found
 
 
 def is_static(dataset: Any) -> bool:

@@ -48,6 +48,15 @@ class LoaderDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def sample_lengths(self) -> Tensor:
+        """Tokens of each sample, int64 [samples]; of a pair, both together; zeros where nothing is padded."""
+        if not any(name.endswith("attention_mask") for name in self.task.collate([self.dataset[0]])):
+            return torch.zeros(len(self), dtype=torch.int64)
+        rows = (self.dataset[i] for i in range(len(self)))
+        return torch.tensor(
+            [sum(len(x) for name, x in row.items() if name.endswith("input_ids")) for row in rows]
+        )
+
     def training(self, order: Order, first: int, last: int) -> Iterator[Batch]:
         """Parts `first` to `last` - 1 of the order."""
         return self._batches(order.keys, range(first, last))

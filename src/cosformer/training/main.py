@@ -19,6 +19,7 @@ from cosformer.peers import Peers
 from cosformer.tasks import Task
 from cosformer.training import checkpoint, evaluation, model, record
 from cosformer.training import folder as folders
+from cosformer.training.cuda_graph import MAX_GRAPHS
 from cosformer.training.device_dataset import LIMIT, DeviceDataset, TooLarge, is_static
 from cosformer.training.interrupt import Interrupt
 from cosformer.training.loader import LoaderDataset
@@ -201,9 +202,22 @@ def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
         raise ValueError(
             f"the {split} split of {run.task} has no rows: there is nothing to train on or to score."
         )
+    if run.group_by_length and split == "train" and not is_static(dataset):
+        raise ValueError(
+            f"group_by_length must be false: the samples of {run.task} change from epoch to epoch, and their "
+            "lengths may, too."
+        )
     chosen = run.data == "device"
     if chosen or (run.data == "auto" and not run.workers and is_static(dataset)):
-        whole, limit = (run.compile or run.cuda_graph) and split == "train", None if chosen else LIMIT
+        shapes = _shapes(run) if split == "train" else None
+        limit = None if chosen else LIMIT
         with suppress(TooLarge):
-            return DeviceDataset(task, dataset, device=device, whole=whole, limit=limit)
+            return DeviceDataset(task, dataset, device=device, shapes=shapes, limit=limit)
     return LoaderDataset(task, dataset, workers=run.workers if split == "train" else 0, device=device)
+
+
+def _shapes(run: Run) -> int | None:
+    """How many shapes the batches of training may have; None: any number."""
+    if not (run.compile or run.cuda_graph):
+        return None
+    return MAX_GRAPHS if run.group_by_length else 1

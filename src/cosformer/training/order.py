@@ -4,12 +4,17 @@ The samples of all epochs form one sequence, each epoch a permutation of its own
 u·B to (u + 1)·B of it, B the batch size. So every sample is seen equally often, no batch is ever short, any
 position can be computed directly, and the division among processes and parts of an accumulation does not
 change which samples an update sees.
+
+Where lengths are given, samples of similar length come together, so that little is padded: of every
+GROUPED batches the samples are sorted by length, and an epoch's batches are then shuffled.
 """
 
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+GROUPED = 64  # batches whose samples are sorted together
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Order:
         accumulation: parts of an update.
         seed: of the permutations.
         processes, process: how many share an update, and which of them this is.
+        lengths: of the samples, int [samples], where batches shall hold similar ones.
     """
 
     samples: int
@@ -30,6 +36,7 @@ class Order:
     seed: int = 0
     processes: int = 1
     process: int = 0
+    lengths: Tensor | None = field(default=None, repr=False, compare=False)
     _drawn: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,8 +76,22 @@ class Order:
             while len(self._drawn) > 1:  # a batch may span two epochs
                 del self._drawn[min(self._drawn)]
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._drawn[epoch] = torch.randperm(self.samples, generator=generator)
+            drawn = torch.randperm(self.samples, generator=generator)
+            self._drawn[epoch] = drawn if self.lengths is None else self._grouped(drawn, epoch, generator)
         return self._drawn[epoch]
+
+    def _grouped(self, drawn: Tensor, epoch: int, generator: torch.Generator) -> Tensor:
+        """Batches of similar lengths; what belongs to a batch of two epochs stays as it was drawn."""
+        assert self.lengths is not None
+        first = min(-epoch * self.samples % self.batch, self.samples)
+        count = (self.samples - first) // self.batch
+        shared, inside, rest = drawn.split(
+            (first, count * self.batch, self.samples - first - count * self.batch)
+        )
+        blocks = inside.split(GROUPED * self.batch)
+        ordered = [block[self.lengths[block].argsort(stable=True)] for block in blocks]
+        batches = torch.cat(ordered).view(count, self.batch)[torch.randperm(count, generator=generator)]
+        return torch.cat((shared, batches.flatten(), rest))
 
     def epoch(self, updates: int) -> float:
         """Epochs seen after a number of updates."""

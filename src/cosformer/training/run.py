@@ -72,6 +72,8 @@ class Run:
         device: "auto" takes a GPU where there is one.
         data: where the samples of a step come from: "device" keeps the whole split there, "loader" collates
             each batch on the CPU, "auto" takes the first where the split is small and its samples fixed.
+        group_by_length: batches hold texts of similar length, drawn from 64 batches at a time, so that little
+            is padded; for texts whose lengths differ.
         workers: processes of the loader; 0: the main process.
         recipe, scale: the recipe and scale that built it, for the record.
     """
@@ -110,6 +112,7 @@ class Run:
     sequence_parallel: int = 1
     device: str = "auto"
     data: str = "auto"
+    group_by_length: bool = False
     workers: int = 0
     recipe: str | None = None
     scale: str | None = None
@@ -129,7 +132,7 @@ class Run:
                 raise ValueError(f"{name} must be at most {most:,}, but it is larger.")
         for name in ("learning_rate", "epsilon", "power"):
             positive(name, values[name])
-        for name in ("compile", "cuda_graph", "gradient_checkpointing", "shard"):
+        for name in ("compile", "cuda_graph", "gradient_checkpointing", "shard", "group_by_length"):
             flag(name, values[name])
         for name, known in _CHOICES.items():
             if values[name] not in known:

@@ -95,8 +95,9 @@ def arena(places: Places) -> Section:
     tried = sorted({len(places.tries("lra", c, r)) for c in ARENA.values() for r in ROWS} - {0})
     effort = " to ".join(str(n) for n in ([tried[0], tried[-1]] if len(tried) > 1 else tried)) or "0"
     caption = (
-        "Accuracy in per cent on the test split; higher is better. Settings of scale small, the same for all "
-        f"but the learning rate, the best of those tried on validation ({effort} so far). Our Retrieval is a "
+        "Accuracy in per cent on the test split; higher is better. Settings of scale small; learning rate "
+        "and, for texts, positions (learned, or by distance alone) with their number of steps are the best "
+        f"of those tried on validation ({effort} so far). Our Retrieval is a "
         "stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
         "Other people's codebases have columns of their own. Again: `python -m benchmarks.evidence --plan "
         "lra`; one place: `--only lra/image/cosformer`."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-from cosformer.record_format import NON_SEMANTIC_FIELDS, current_names
+from cosformer.record_format import ADDED_FIELDS, NON_SEMANTIC_FIELDS, current_names
 from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
 from cosformer.report.sections.common import Record, hardware_words
 from cosformer.terminal import size
@@ -131,7 +131,8 @@ def _alike(records: list[Record]) -> dict[str, list[Record]]:
 def flat(settings: Record) -> Record:
     """Settings with those of model and task among them, without what does not change an experiment."""
     parts = ("model", "task_settings")
-    own = {name: v for name, v in current_names(settings).items() if name not in (*parts, *_NO_MATTER)}
+    said = ADDED_FIELDS | current_names(settings)
+    own = {name: v for name, v in said.items() if name not in (*parts, *_NO_MATTER)}
     return own | {name: v for part in parts for name, v in settings.get(part, {}).items()}
 
 
