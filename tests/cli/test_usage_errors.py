@@ -219,6 +219,14 @@ MISTAKES = {
         lambda s, t: ["train", "mqar", "--scale", "tiny", "initial=somebody/model"],
         "there is no folder 'somebody/model'",
     ),
+    "two starts": (
+        lambda s, t: ["train", "pathfinder", "--scale", "tiny", "--pretrain", "5", f"initial={s}"],
+        "leave out --pretrain or initial",
+    ),
+    "nothing to pretrain on": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--pretrain", "5"],
+        "--pretrain: of must be a task that classifies",
+    ),
     "a number for a model": (
         lambda s, t: ["train", "mqar", "model.hidden_size=8", "model=5"],
         "write model.hidden_size=64",

@@ -108,6 +108,7 @@ TASKS = {
     "image": (cifar, READ),
     "imdb": (reviews, READ),
     "listops": (None, SMALL | {"min_length": 20, "max_length": 60}),
+    "masked": (None, {"of": "pathfinder", "settings": SMALL}),
     "mlm": (lambda: wikitext("wikitext-2"), {"length": 64}),
     "mnli": (lambda: glue("MNLI", [[*MNLI, "label1", "gold_label"],
                                    [*MNLI, *(f"label{i}" for i in range(1, 6)), "gold_label"]],

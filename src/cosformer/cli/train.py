@@ -4,9 +4,11 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from cosformer.cli import runs
-from cosformer.cli.parser import Parser
+from cosformer.cli.errors import UsageError
+from cosformer.cli.parser import Parser, positive_int
 from cosformer.terminal import seconds, size
 
 HELP = "train a recipe; continues where it was stopped"
@@ -18,6 +20,7 @@ EXAMPLES = """examples:
   cosformer train mqar --scale tiny
   cosformer train mqar --attention softmax steps=2000 model.hidden_size=64 seed=1
   cosformer train enwik8 --attention recommended compile=true
+  cosformer train pathfinder --scale tiny --pretrain 500
   cosformer train mqar --print_config
   cosformer train my_recipe.py --folder runs/mine
 """
@@ -31,20 +34,32 @@ def arguments(p: Parser) -> None:
     p.add_argument(
         "--folder", type=Path, help="of the run (default: runs/<recipe>-<scale>-<attention>-<seed>)"
     )
+    p.add_argument(
+        "--pretrain", type=positive_int, metavar="STEPS",
+        help="first train the model for STEPS steps to fill holes in the inputs of the same task",
+    )  # fmt: skip
     p.add_argument("--print_config", action="store_true", help="show the complete run and do nothing")
 
 
 def run(args: argparse.Namespace) -> int:
     chosen = runs.build(args.recipe, args.scale, args.attention, args.settings)
+    name = f"{Path(args.recipe).stem}-{args.scale}-{args.attention}-{chosen.seed}"
+    folder = args.folder or Path("runs") / (name + ("-pretrained" if args.pretrain else ""))
+    first = None
+    if args.pretrain:
+        first, chosen = _with_pretraining(chosen, args.pretrain, before := _before(folder))
     if args.print_config:
         print(json.dumps(chosen.to_dict(), indent=1))
         return 0
-    name = f"{Path(args.recipe).stem}-{args.scale}-{args.attention}-{chosen.seed}"
-    folder = args.folder or Path("runs") / name
     again = ["cosformer", "train", args.recipe, *runs.repeated(args.settings), "--scale", args.scale]
     again += ["--attention", args.attention, "--folder", str(folder)]
+    again += ["--pretrain", str(args.pretrain)] if args.pretrain else []
     again += ["--results", str(args.results)] if args.results else []
     finished = runs.finished(folder, args)
+    if first is not None and not finished:
+        record = runs.train(first, before, args, again)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"Pretrained in {before}: {runs.score_words(record)}")
     record = runs.train(chosen, folder, args, again)
     if os.environ.get("RANK", "0") != "0":  # only the first process prints
         return 0
@@ -61,3 +76,22 @@ def run(args: argparse.Namespace) -> int:
     there = "" if record_file.holds(recorded, record, "id") else "not "
     print(f"Kept in {folder}; {there}recorded in {recorded}")
     return 0
+
+
+def _before(folder: Path) -> Path:
+    """Where the weights lie that a run starts from."""
+    return folder.with_name(f"{folder.name.removesuffix('-pretrained')}-pretraining")
+
+
+def _with_pretraining(run: Any, steps: int, folder: Path) -> tuple[Any, Any]:
+    """The run before a run, and the run as it begins then."""
+    from cosformer.training import pretrained, pretraining
+
+    if run.initial is not None:
+        raise UsageError(
+            "--pretrain makes the weights that the run starts from: leave out --pretrain or initial."
+        )
+    try:
+        return pretraining(run, steps=steps), pretrained(run, folder)
+    except ValueError as error:
+        raise UsageError(f"--pretrain: {error}") from None

@@ -14,6 +14,7 @@ from cosformer.tasks.lra.image import Image
 from cosformer.tasks.lra.listops import ListOps
 from cosformer.tasks.lra.pathfinder import Pathfinder, PathX, contact_sheet
 from cosformer.tasks.lra.retrieval import Retrieval
+from cosformer.tasks.masked import Masked
 from cosformer.tasks.metrics import Metric
 from cosformer.tasks.registry import build, get, names, parameters, register
 from cosformer.tasks.synthetic.copying import Copy
@@ -30,6 +31,7 @@ __all__ = [
     "Image",
     "Imdb",
     "ListOps",
+    "Masked",
     "MaskedLM",
     "Metric",
     "Mnli",

@@ -3,7 +3,18 @@
 from cosformer.training import recipes
 from cosformer.training.main import Interrupted, evaluate, train
 from cosformer.training.pending import Diverged
+from cosformer.training.pretraining import pretrained, pretraining
 from cosformer.training.run import Run
 from cosformer.training.status import best
 
-__all__ = ["Diverged", "Interrupted", "Run", "best", "evaluate", "recipes", "train"]
+__all__ = [
+    "Diverged",
+    "Interrupted",
+    "Run",
+    "best",
+    "evaluate",
+    "pretrained",
+    "pretraining",
+    "recipes",
+    "train",
+]

@@ -1,6 +1,7 @@
 """Documents packed to rows of one length, and masks that are sampled in each epoch."""
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,8 @@ def packed(offsets: Array, length: int) -> list[list[tuple[int, int]]]:
 class MaskedRows(Rows):
     """Rows of packed documents; a share of their tokens is hidden, and to be found again.
 
-    Of the chosen tokens 80 % become <mask>, 10 % another token, 10 % stay (Devlin et al., 2018). Which ones
-    follows from (seed, epoch, index) and nothing else; the epoch lies in shared memory, so that a loader's
-    workers know it.
+    Which ones (`hide`) follows from (seed, epoch, index) and nothing else; the epoch lies in shared memory,
+    so that a loader's workers know it.
 
     A row has input_ids, labels and position_ids, which begin at 0 with each document, and again with the
     padding behind the last one.
@@ -89,24 +89,33 @@ class MaskedRows(Rows):
         padding = self.length - sum(len(part) for part in parts)
         positions = [np.arange(size) for size in (*(len(part) for part in parts), padding)]
         ids = np.concatenate([*parts, np.full(padding, self.vocabulary.pad)])
-        hidden, labels = self._masked(ids, np.random.default_rng([self.seed, int(self.epoch), index]))
+        first, last = self.vocabulary.ordinary
+        rng = np.random.default_rng([self.seed, int(self.epoch), index])
+        hidden, labels = hide(
+            ids, np.flatnonzero((ids >= first) & (ids < last)), self.probability, self.vocabulary.mask,
+            lambda count: rng.integers(first, last, count), rng,
+        )  # fmt: skip
         return {
             "input_ids": torch.from_numpy(hidden),
             "labels": torch.from_numpy(labels),
             "position_ids": torch.from_numpy(np.concatenate(positions)),
         }
 
-    def _masked(self, ids: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        first, last = self.vocabulary.ordinary
-        text = np.flatnonzero((ids >= first) & (ids < last))
-        labels = np.full_like(ids, -100)
-        # The share is met on average to the token; a row without a single label would have no loss.
-        count = min(len(text), max(1, int(self.probability * len(text) + rng.random())))
-        chosen = rng.choice(text, count, replace=False)
-        labels[chosen] = ids[chosen]
-        kind = rng.random(count)
-        hidden = ids.copy()
-        hidden[chosen[kind < 0.8]] = self.vocabulary.mask
-        other = chosen[kind >= 0.9]
-        hidden[other] = rng.integers(first, last, len(other))
-        return hidden, labels
+
+def hide(
+    ids: Array, text: Array, probability: float, mask: int, other: Callable[[int], Array],
+    rng: np.random.Generator,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Hides a share of the tokens at the places `text` of a row, and returns it with its labels: 80 % of them
+    become the token `mask`, 10 % one of `other(count)`, 10 % stay (Devlin et al., 2018)."""
+    labels = np.full_like(ids, -100)
+    # The share is met on average to the token; a row without a single label would have no loss.
+    count = min(len(text), max(1, int(probability * len(text) + rng.random())))
+    chosen = rng.choice(text, count, replace=False)
+    labels[chosen] = ids[chosen]
+    kind = rng.random(count)
+    hidden = ids.copy()
+    hidden[chosen[kind < 0.8]] = mask
+    changed = chosen[kind >= 0.9]
+    hidden[changed] = other(len(changed))
+    return hidden, labels

@@ -1,0 +1,64 @@
+"""Pretraining on the inputs of a run's own task, and what the run then begins with."""
+
+import json
+
+import pytest
+import torch
+
+from cosformer import tasks
+from cosformer.cli import main
+from cosformer.models import CosformerForMaskedLM, CosformerForSequenceClassification
+from cosformer.training import best, pretrained, pretraining, recipes, train
+from cosformer.training.model import configuration
+from tests.training.toy import recall, toy
+
+COMMAND = [
+    "train", "pathfinder", "--scale", "tiny", "--pretrain", "4", "steps=2", "eval_every=2", "warmup=0",
+    "task_settings.train_rows=16", "task_settings.valid_rows=4", "task_settings.test_rows=4",
+    "batch_size=4", "model.hidden_size=16", "device=cpu",
+]  # fmt: skip
+
+
+def test_a_run_starts_from_what_was_learned_from_its_inputs(tmp_path):
+    run = toy(workers=0, steps=2, learning_rate=1e-9, weight_decay=0.0)
+    before = pretraining(run, steps=8, learning_rate=3e-3)
+    assert (before.task, before.steps, before.seed) == ("masked", 8, run.seed)
+    assert before.task_settings == {"of": "toy", "settings": {}}
+    results = tmp_path / "results.jsonl"
+    train(before, tmp_path / "before", progress=False, results=results)
+    train(pretrained(run, tmp_path / "before"), tmp_path / "run", progress=False, results=results)
+    start = CosformerForMaskedLM.from_pretrained(best(tmp_path / "before")).model.state_dict()
+    end = CosformerForSequenceClassification.from_pretrained(best(tmp_path / "run")).model.state_dict()
+    for name, x in start.items():
+        torch.testing.assert_close(end[name], x, rtol=0, atol=1e-6)
+    drawn = CosformerForMaskedLM(configuration(before, tasks.build("masked", **before.task_settings)))
+    assert any(not torch.equal(x, start[name]) for name, x in drawn.model.state_dict().items())
+
+
+def test_settings_of_the_holes():
+    made = pretraining(recipes.build("text", scale="tiny"), steps=10, task_settings={"probability": 0.15})
+    assert made.task_settings["probability"] == 0.15
+    assert made.task_settings["of"] == "text"
+    assert made.warmup == 0
+    assert made.eval_every == made.save_every == 3
+
+
+def test_a_language_model_is_refused():
+    with pytest.raises(ValueError, match="but 'mqar' is none"):
+        pretraining(recall(), steps=2)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    """Both runs, in folders beside each other; finished, neither is trained again."""
+    monkeypatch.chdir(tmp_path)
+    assert main(COMMAND) == 0
+    said = capsys.readouterr().out
+    name = "runs/pathfinder-tiny-cosformer-0"
+    assert f"Pretrained in {name}-pretraining: perplexity" in said
+    assert f"Kept in {name}-pretrained; recorded in" in said
+    record = json.loads((tmp_path / f"{name}-pretrained/record.json").read_text())
+    assert record["settings"]["initial"] == f"{name}-pretraining"
+    assert len((tmp_path / "results/masked.jsonl").read_text().splitlines()) == 1
+    monkeypatch.setattr("cosformer.training.main.Loop", None)
+    assert main(COMMAND) == 0
+    assert capsys.readouterr().out.startswith("Nothing was trained: ")
