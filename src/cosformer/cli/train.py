@@ -85,13 +85,13 @@ def _before(folder: Path) -> Path:
 
 def _with_pretraining(run: Any, steps: int, folder: Path) -> tuple[Any, Any]:
     """The run before a run, and the run as it begins then."""
-    from cosformer.training import pretrained, pretraining
+    from cosformer.training import pretraining
 
     if run.initial is not None:
         raise UsageError(
             "--pretrain makes the weights that the run starts from: leave out --pretrain or initial."
         )
     try:
-        return pretraining(run, steps=steps), pretrained(run, folder)
+        return pretraining(run, steps=steps), run.replace(initial=str(folder))
     except ValueError as error:
         raise UsageError(f"--pretrain: {error}") from None

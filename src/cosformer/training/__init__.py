@@ -3,7 +3,7 @@
 from cosformer.training import recipes
 from cosformer.training.main import Interrupted, evaluate, train
 from cosformer.training.pending import Diverged
-from cosformer.training.pretraining import pretrained, pretraining
+from cosformer.training.pretraining import pretraining
 from cosformer.training.run import Run
 from cosformer.training.status import best
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cosformer import memory
+from cosformer import memory, reading
 from cosformer.models import (
     CosformerConfig,
     CosformerForCausalLM,
@@ -18,7 +18,7 @@ from cosformer.models import (
     guard,
 )
 from cosformer.models.loading import load_body
-from cosformer.tasks import Task
+from cosformer.tasks import Masked, Task
 from cosformer.training import parallel
 from cosformer.training.run import Run
 from cosformer.training.status import best
@@ -34,11 +34,12 @@ HEADS: dict[str, Any] = {
 }
 
 
-def configuration(run: Run, task: Task) -> CosformerConfig:
-    """The task's sizes, and what the run says of the model; the run has the last word. What it does not say
-    is as in the paper's model, whatever the defaults are by now: a saved run means what it meant."""
+def configuration(run: Run, task: Task, vocab_size: int | None = None) -> CosformerConfig:
+    """The task's sizes (unless told, its tokens too), and what the run says of the model; the run has the
+    last word. What it does not say is as in the paper's model, whatever the defaults are by now: a saved run
+    means what it meant."""
     sizes: dict[str, Any] = {
-        "vocab_size": task.vocab_size,
+        "vocab_size": vocab_size or task.vocab_size,
         "max_position_embeddings": task.length,
         "pad_token_id": task.pad_token_id,
         **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id")),
@@ -80,13 +81,28 @@ def initial(run: Run) -> Path | None:
     return best(folder) if (folder / "run.json").is_file() else folder
 
 
+def _vocabulary_of_holes(start: Path | None, run: Run) -> int | None:
+    """The tokens of the run that a run starts from, if it has filled holes in the inputs of the same task:
+    there is one for the holes, which is left out then."""
+    if start is None or not (start / "run.json").is_file():
+        return None
+    first = Run.from_dict(reading.json_file(start / "run.json"))
+    if first.task != Masked.name or first.task_settings["of"] != run.task:
+        return None
+    return Masked(**first.task_settings).vocab_size
+
+
 def build(run: Run, task: Task) -> Any:
     """The model with its first weights: initialised from the run's seed, or those of `run.initial`."""
     head, config = HEADS[task.head], configuration(run, task)
     torch.manual_seed(run.seed)
     if run.initial is None:
         return head(config)
-    net, drawn = load_body(head, initial(run), config=config)
+    start = initial(run)
+    first = _vocabulary_of_holes(start, run)
+    net, drawn = load_body(head, start, config=configuration(run, task, first))
+    if first is not None:
+        net.resize_token_embeddings(config.vocab_size)
     if drawn:
         _logger.warning("%s has no %s: drawn from the run's seed.", run.initial, ", ".join(drawn))
     return net
