@@ -137,7 +137,10 @@ def files_of(entries: Iterable[Entry]) -> list[str]:
 
 
 def _data_of(entry: Entry) -> list[str]:
-    corpus = entry.overrides.get("task_settings", {}).get("corpus")
+    settings = entry.overrides.get("task_settings", {})
+    if "of" in settings:  # holes in the inputs of that task
+        return FILES.get(settings["of"], [])
+    corpus = settings.get("corpus")
     return FILES.get(entry.recipe if corpus is None else f"{entry.recipe} of {corpus}", [])
 
 

@@ -219,6 +219,19 @@ def test_what_is_fine_tuned_is_the_model_that_was_pretrained():
             assert run.task_settings["bpe_corpus"] == first.task_settings["corpus"]
 
 
+def test_what_has_filled_holes_is_the_model_of_the_arena():
+    """In the inputs of the same task, and with the same horizon, though of texts less is read."""
+    after = [e for e in evidence_plan.pretrained_arena() if e.initial is not None]
+    assert {e.column for e in after} == set(evidence_plan.ARENA)
+    for entry in after:
+        first, run = build(entry.initial, {}), build(entry, {})
+        assert first.task_settings["of"] == run.task
+        assert first.attention == run.attention
+        lengths = [tasks.build(r.task, **r.task_settings).length for r in (first, run)]
+        assert first.model.get("horizon", lengths[0]) == lengths[1]
+        assert {n: x for n, x in first.model.items() if n != "horizon"} == run.model
+
+
 def test_records_are_those_of_the_plan():
     """What was run is found again: each record belongs to an entry, with just that entry's settings."""
     entries = {e.name: e for plan in ALL.values() for e in plan()}

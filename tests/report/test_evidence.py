@@ -60,6 +60,19 @@ def test_the_arena_has_the_best_rate_on_validation_and_published_figures_apart()
     assert rows["ours"][found.header.index("average")] == "60.00"
 
 
+def test_what_was_pretrained_stands_apart_in_the_arena():
+    """Neither table has the figures of the other, nor those of the pretraining itself."""
+    runs = [planned("lra-pretrained", column, "windows", 0.5, share) for column, share in
+            zip(evidence.ARENA.values(), (0.4, 0.5, 0.6, 0.7, 0.8), strict=True)]  # fmt: skip
+    runs.append(planned("lra-pretrained", "image-inputs", "windows", 9.0, 9.0))
+    runs.append(planned("lra", "image", "softmax", 0.3, 0.3))
+    _, rows = table(evidence.pretrained_arena(Places(runs)))
+    assert rows["windows"] == ["windows", "40.00", "50.00", "60.00", "70.00", "80.00", "60.00"]
+    assert rows["softmax"] == ["softmax", *["not run"] * 6]
+    _, rows = table(evidence.arena(Places(runs)))
+    assert "40.00" not in rows["windows"]
+
+
 @pytest.mark.parametrize("name", sorted(set(published.ARENA_AVERAGES) - {"sinkhorn"}))
 def test_published_averages_are_those_of_their_tasks(name):
     """A slip of the pen would show. Sinkhorn's was published so."""
@@ -112,8 +125,9 @@ def test_planned_runs_have_tables_of_their_own(tmp_path):
     titles = [s.title for s in report(tmp_path, Path("nowhere")).sections]
     assert titles == [
         "Which similarity function (Table 1)", "Autoregressive language modelling (Table 2)",
-        "Pretraining and fine-tuning (Table 3)", "Long Range Arena (Table 4)", "Masked language modelling",
-        "The cosine itself", "Ablation (enwik8)",
+        "Pretraining and fine-tuning (Table 3)", "Long Range Arena (Table 4)",
+        "Long Range Arena, pretrained on its own inputs", "Masked language modelling", "The cosine itself",
+        "Ablation (enwik8)",
     ]  # fmt: skip
     assert evidence.sections([]) == []
 

@@ -87,9 +87,8 @@ def _vocabulary_of_holes(start: Path | None, run: Run) -> int | None:
     if start is None or not (start / "run.json").is_file():
         return None
     first = Run.from_dict(reading.json_file(start / "run.json"))
-    if first.task != Masked.name or first.task_settings["of"] != run.task:
-        return None
-    return Masked(**first.task_settings).vocab_size
+    holes = Masked(**first.task_settings) if first.task == Masked.name else None
+    return holes.vocab_size if holes is not None and holes.of == run.task else None
 
 
 def build(run: Run, task: Task) -> Any:
