@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -244,6 +245,18 @@ def test_records_are_those_of_the_plan():
             dataclasses.replace(entry, tries=(), overrides={**entry.overrides, "learning_rate": own}), {}
         )
         assert is_done(entry, run, {entry.name: record}), entry.name
+
+
+def test_the_commands_beside_tables_make_runs():
+    """Of all that a table holds, and of one row of it."""
+    page = (ROOT / "docs" / "results.md").read_text()
+    commands = re.findall(r"`python -m benchmarks\.(evidence|ablation) ([^`]*--results again[^`]*)`", page)
+    assert len(commands) == 2 * page.count("; one row: ") >= 14
+    for program, words in commands:
+        plans = {"evidence": evidence_plan, "ablation": ablation}[program].PLANS
+        chosen = dict(zip(*[iter(shlex.split(words))] * 2, strict=True))
+        names = [e.name for plan in chosen["--plan"].split(",") for e in plans[plan]()]
+        assert any(chosen.get("--only", "") in name for name in names), words
 
 
 def test_the_controls_differ_in_one_thing():

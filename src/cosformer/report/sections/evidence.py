@@ -69,8 +69,8 @@ def language(places: Places, own_rows: Mapping[str, str]) -> Section:
         "alone on the GPU; on the first million bytes of the test part; the published models have twice the "
         "layers and are trained far longer. The learning rate is the best on validation of those tried, "
         "the same for each; for texts of 8,192 it is the best of three. WikiText-2 is not WikiText-103, "
-        "whose text is fifty times as long: the columns do not compare. Again: `python -m "
-        "benchmarks.evidence --plan lm,lm-8192,wikitext2`."
+        "whose text is fifty times as long: the columns do not compare. "
+        + _again("lm,lm-8192,wikitext2", "/cosformer")
     )
     own = [r for r in places.records if r["experiment"]["plan"] in ("enwik8", "wikitext2")]
     return Section("Autoregressive language modelling (Table 2)", [Table(header, rows, caption), *_said(own)])
@@ -97,8 +97,7 @@ def arena(places: Places) -> Section:
         "and, for texts, positions (learned, or by distance alone) with their number of steps are the best "
         f"of those tried on validation ({effort} so far). Our Retrieval is a "
         "stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
-        "Other people's codebases have columns of their own. Again: `python -m benchmarks.evidence --plan "
-        "lra`; one place: `--only lra/image/cosformer`."
+        f"Other people's codebases have columns of their own. {_again('lra', '/cosformer')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "lra"]
     return Section("Long Range Arena (Table 4)", [Table(header, rows, caption), *_said(own)])
@@ -120,8 +119,8 @@ def pretrained_arena(places: Places) -> Section:
     caption = (
         "Accuracy in per cent on the test split; higher is better. Each model has first filled holes in the "
         "inputs of the same task's training split (Amos et al., 2023), and was then trained as above; the "
-        "published figures above are of models that were not, and do not compare. Again: `python -m "
-        "benchmarks.evidence --plan lra-pretrained`."
+        "published figures above are of models that were not, and do not compare. "
+        f"{_again('lra-pretrained', '/cosformer')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == plan]
     header = ["attention", *ARENA, "average"]
@@ -144,8 +143,7 @@ def masked(places: Places) -> Section:
         "Perplexity of masked bytes of WikiText-2 (15 % of them), both sides seen; lower is better. 6 layers "
         "of width 512, texts of 512 bytes, 33 million bytes. Learning rate and positions are the best of "
         "those tried on validation. How often each byte occurs, and nothing else, gives 23.9: a model near "
-        "there has not begun to use the bytes around a mask. "
-        "Again: `python -m benchmarks.evidence --plan mlm`."
+        f"there has not begun to use the bytes around a mask. {_again('mlm', '/cosformer')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "mlm"]
     return Section("Masked language modelling", [Table(header, rows, caption), *_said(own)])
@@ -166,7 +164,7 @@ def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
         "Bits per character of enwik8; lower is better; the mean of the seeds, and half of their range. 4 "
         "layers of width 128 with 4 heads, 800 steps of 4 texts of 512 bytes on a CPU; the better on "
         "validation of two learning rates. Rotary positions but with windows, which are 2, 4, 16 and 512 and "
-        "need none; softmax has them always. Again: `python -m benchmarks.evidence --plan cosine --jobs 1`."
+        "need none; softmax has them always. " + _again("cosine", "'/cosine, M = T'")
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "cosine"]
     header = ["weights", "valid", "test", "learning rate", "seeds"]
@@ -214,11 +212,17 @@ def fine_tuning(places: Places) -> Section:
     )
 
 
+def _again(plan: str, only: str, program: str = "evidence") -> str:
+    """How the runs of a table are made again: all, or one row. Those with a record are not, so the command
+    looks for records in a folder of its own."""
+    command = f"python -m benchmarks.{program} --plan {plan} --results again"
+    return f"Again: `{command}`; one row: `{command} --only {only}`."
+
+
 _PRETRAINED = (
     "6 layers of width 512, 1,000 steps of 32,768 tokens of IMDB's unlabelled reviews; the published models "
     "have 12 layers of width 768 and 200 times the tokens. Positions, learned or rotary, and the learning "
-    "rate of fine-tuning are the best on validation of those tried. "
-    "Again: `python -m benchmarks.evidence --plan pretrain`."
+    "rate of fine-tuning are the best on validation of those tried. " + _again("pretrain", "/cosformer")
 )
 
 
@@ -255,8 +259,8 @@ def ablation(places: Places, variants: Sequence[str]) -> Section:
         "step, cosine schedule, the same data in the same order; held-out bits over the first million bytes "
         "of the validation and of the test part. The learning rate is the best of up to four that the "
         "model's family tried with the short budget. Tokens a second were taken with several runs "
-        "side by side on the GPU and do not compare. Again: `python -m benchmarks.ablation`; one row: "
-        "`--only 'enwik8/short/windows'`."
+        "side by side on the GPU and do not compare. "
+        + _again("short,long,8192", "'/windows, all bounded'", "ablation")
     )
     blocks: list[Block] = [Table(header, rows, caption)]
     failed = [f"{name}: {said['reason']}" for name, said in places.failures.items()]
