@@ -22,25 +22,33 @@ ROWS = ("softmax", "cosformer", OURS, WINDOWS, "relu", "linear")
 class Try(NamedTuple):
     """Settings that a place of the Long Range Arena is tried with. `relative`: positions by distance alone,
     rotary ones, or for texts none where windows tell what is near; with larger first embeddings, those of
-    pixels on a line, and texts of similar length together. Else they are learned, as in the paper."""
+    pixels on a line, and texts of similar length together. Else they are learned, as in the paper. `narrow`:
+    two layers of width 64 and a rate that falls in a line, for many steps, as Skyformer's authors trained
+    (Chen et al., 2021, arXiv:2111.00035); they had 2 heads."""
 
     rate: float
     steps: int
     relative: bool = False
+    narrow: bool = False
 
     @property
     def part(self) -> str:
-        return f"rate {self.rate:g}{', relative' if self.relative else ''}"
+        kinds = (name for name in ("relative", "narrow") if getattr(self, name))
+        return ", ".join((f"rate {self.rate:g}", *kinds))
 
 
 # Long Range Arena: recipe: heads, what is tried in this order, seconds of cosFormer alone, GiB.
 ARENA: dict[str, tuple[int, tuple[Try, ...], float, float]] = {
-    "text": (4, (Try(1e-3, 6000, True), Try(5e-4, 3000), Try(5e-4, 6000, True)), 90, 25),
-    "citations": (4, (Try(1e-3, 2000, True), Try(5e-4, 3000), Try(5e-4, 2000, True)), 70, 25),
-    "listops": (8, (Try(1e-3, 3000, True), Try(5e-4, 3000), Try(5e-4, 3000, True)), 55, 25),
-    "image": (8, (Try(1e-3, 4000), Try(2e-3, 4000), Try(5e-4, 4000)), 60, 6),
-    "pathfinder": (8, (Try(1e-3, 8000, True), Try(1e-3, 8000), Try(5e-4, 8000, True)), 120, 4),
+    "text": (4, (Try(1e-3, 6000, True), Try(5e-4, 3000), Try(5e-4, 6000, True)), 60, 16),
+    "citations": (4, (Try(1e-3, 2000, True), Try(5e-4, 3000), Try(5e-4, 2000, True)), 50, 16),
+    "listops": (8, (Try(1e-3, 3000, True), Try(5e-4, 3000), Try(5e-4, 3000, True)), 40, 16),
+    "image": (8, (Try(1e-3, 4000), Try(2e-3, 4000), Try(5e-4, 4000)), 55, 6),
+    "pathfinder": (8, (Try(5e-4, 40_000, True, True), Try(1e-3, 8000), Try(1e-3, 8000, True)), 110, 4),
 }
+NARROW: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
+    "dropout": 0.1, "embedding_range": None,
+}  # fmt: skip
 # How long the others take beside cosFormer, for planning.
 _SLOWER = {
     "softmax": 1.5, "linear": 1.2, "leaky_relu": 1.6, "identity": 1.6, "performer": 2.0, "longformer": 3.0,
@@ -70,7 +78,7 @@ def _arena(recipe: str, row: str, number: int, first: bool = False) -> Entry:
     """`first`: Pathfinder as it was run first, with snakes that began anywhere and small embeddings."""
     heads, tries, seconds, memory = ARENA[recipe]
     attention, model = parts(recipe, row, heads)
-    rate, steps, relative = tries[number]
+    rate, steps, relative, narrow = tries[number]
     part = tries[number].part
     if recipe == "pathfinder":
         model, part = ({**model, "embedding_range": None}, part) if first else (model, f"{part}, middle")
@@ -79,6 +87,11 @@ def _arena(recipe: str, row: str, number: int, first: bool = False) -> Entry:
         "learning_rate": rate, "steps": steps, "warmup": steps // 20, "eval_every": every,
         "save_every": every, "model": model,
     }  # fmt: skip
+    if narrow:
+        model = {**model, **NARROW}
+        if row == WINDOWS:
+            model |= defaults.recommended(64, 4, 128) | {"position": model["position"]}
+        overrides |= {"model": model, "schedule": "polynomial", "warmup": 312, "weight_decay": 0.0}
     if relative:
         pixels = recipe == "pathfinder"
         position = "none" if row in (WINDOWS, OURS) and not pixels else "rotary"
@@ -96,16 +109,17 @@ def _arena(recipe: str, row: str, number: int, first: bool = False) -> Entry:
 def arena() -> list[Entry]:
     """Table 4, row by row. Every place is filled once before anything else is tried anywhere."""
     run_first = [_arena("pathfinder", row, 1, first=True) for row in ("softmax", "cosformer", OURS)]
-    return [
-        *(_arena(recipe, row, number) for number in range(3) for row in ROWS for recipe in ARENA), *run_first
-    ]  # fmt: skip
+    places = ((number, row, recipe) for number in range(3) for row in ROWS for recipe in ARENA)
+    # Of two layers, ours has none of softmax: it is windows.
+    own = [(n, row, recipe) for n, row, recipe in places if row != OURS or not ARENA[recipe][1][n].narrow]
+    return [*(_arena(recipe, row, number) for number, row, recipe in own), *run_first]
 
 
 # The same after pretraining on the inputs of each task: recipe: steps, what is its own in settings of the
 # holes and of the model, seconds of cosFormer alone, GiB. Of texts 1,024 tokens are read: batches have one
 # shape then, for graphs; the horizon is that of the whole texts.
 HOLES: dict[str, tuple[int, dict[str, Any], dict[str, Any], float, float]] = {
-    "pathfinder": (8000, {}, {}, 130, 6),
+    "pathfinder": (16_000, {}, {}, 60, 6),
     "image": (8000, {}, {}, 130, 8),
     "listops": (3000, {"probability": 0.15}, {}, 60, 25),
     "text": (3000, {"probability": 0.15, "settings": {"length": 1024}}, {"horizon": 4000}, 50, 16),
@@ -116,17 +130,20 @@ HOLES: dict[str, tuple[int, dict[str, Any], dict[str, Any], float, float]] = {
 def pretrained_arena() -> list[Entry]:
     """Table 4 once more, each model pretrained on the inputs of its task (Amos et al., 2023), column by
     column."""
-    return [entry for recipe in HOLES for row in ROWS for entry in _after_holes(recipe, row)]
+    places = [(recipe, row) for recipe in HOLES for row in ROWS]
+    own = [p for p in places if p != ("pathfinder", OURS)]  # of two layers it is windows
+    return [entry for place in own for entry in _after_holes(*place)]
 
 
 def _after_holes(recipe: str, row: str) -> tuple[Entry, Entry]:
-    """Pretraining, and what is first tried without it."""
+    """Pretraining, and what is tried without it, with positions by distance where that is tried."""
     steps, holes, model, seconds, memory = HOLES[recipe]
-    after = _arena(recipe, row, 0)
+    relative = [number for number, tried in enumerate(ARENA[recipe][1]) if tried.relative]
+    after = _arena(recipe, row, relative[0] if relative else 0)
     overrides = {
         "task_settings": {"of": recipe, **holes}, "model": {**after.overrides["model"], **model},
         "learning_rate": after.overrides["learning_rate"], "steps": steps, "warmup": steps // 20,
-        "eval_every": steps, "save_every": steps, "eval_batch_size": 128, "workers": 2,
+        "eval_every": steps, "save_every": steps, "eval_batch_size": 128, "workers": 4,
     }  # fmt: skip
     plan = "lra-pretrained"
     first = Entry(

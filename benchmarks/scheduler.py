@@ -28,7 +28,7 @@ from cosformer.training.run import digest
 
 MOMENT = 5.0  # seconds that less important runs wait for data, which may only have to be looked at
 SHORTEST = 10.0  # planned seconds of a run, or of what was left of it, that tell how right plans are
-COMPILED = 100  # seconds that a run is planned to take: shorter ones gain less than compiling takes
+COMPILED = 35  # seconds that a run is planned to take: shorter ones gain less than compiling takes
 
 
 @dataclass
@@ -145,8 +145,7 @@ class Scheduler:
         run = build(entry, self.records, self.failed)
         if not self.fast:
             return run
-        # Batches of several lengths would be compiled several times.
-        compiled = entry.captured and entry.seconds >= COMPILED and not run.group_by_length
+        compiled = entry.captured and entry.seconds >= COMPILED
         return run.replace(compile=compiled, cuda_graph=entry.captured)
 
     def _has_failed(self, entry: Entry, run: Run) -> bool:

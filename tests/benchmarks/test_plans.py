@@ -329,9 +329,7 @@ def test_a_record_of_other_settings_is_of_another_run():
 
 
 def test_short_runs_are_not_compiled(tmp_path):
-    entries = [
-        dataclasses.replace(e, seconds=n) for e, n in zip(tiny_plan.three(), (30, 99, 100), strict=True)
-    ]
+    entries = [dataclasses.replace(e, seconds=n) for e, n in zip(tiny_plan.three(), (5, 34, 35), strict=True)]
     plan = Scheduler(entries[:2], tmp_path, tmp_path / "out", [], 1, 8.0, time.monotonic() + 60, fast=True)
     assert [(r.compile, r.cuda_graph) for _, r in plan.look()] == [(False, True), (False, True)]
     plan.entries = [dataclasses.replace(entries[2], tries=())]

@@ -80,7 +80,7 @@ def test_another_run_of_the_process_makes_no_size_dynamic(tmp_path, monkeypatch)
         dynamic.append(any(isinstance(size, torch.SymInt) for x in inputs for size in x.shape))
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda function, backend: compiler(function, backend=looked))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=looked))
     for length in (16, 20):
         run = recall(**STILL | {"steps": 1}, **COMPILED)
         trained(tmp_path / str(length), run.replace(task_settings={**run.task_settings, "length": length}))
@@ -93,6 +93,20 @@ def test_texts_of_any_length_need_two_graphs(tmp_path):
         tmp_path, toy(**STILL | {"steps": 8, "model": {"num_hidden_layers": 2}}, data="loader", **COMPILED)
     )
     assert graphs() == 2
+
+
+@pytest.mark.parametrize("model", [WINDOWS | GATE, {"position": "rotary"}], ids=["windows", "rotary"])
+@pytest.mark.parametrize("attention", ["cosformer", "softmax"])
+def test_texts_of_similar_lengths_need_one(tmp_path, attention, model):
+    settings = {**STILL, "steps": 12, "group_by_length": True, "attention": attention, "batch_size": 2}
+    # No length is 24: equal sizes would be taken for the same one.
+    settings["model"] = {"dropout": 0.0, "num_hidden_layers": 2, "hidden_size": 24, **model}
+    trained(tmp_path / "eager", toy(**settings))
+    trained(tmp_path / "compiled", toy(**settings, **COMPILED))
+    assert graphs() == 1
+    torch.testing.assert_close(
+        losses(tmp_path / "compiled"), losses(tmp_path / "eager"), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(

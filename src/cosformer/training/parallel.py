@@ -25,7 +25,9 @@ def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
         net.gradient_checkpointing_enable({"use_reentrant": False})
     net.to(mesh.device)
     if run.compile:
-        compile_layers(net, run.compile_backend)
+        # Batches of similar lengths have several shapes: one graph for all of them, the same in a run that is
+        # resumed, whose first batch has another length.
+        compile_layers(net, run.compile_backend, dynamic=run.group_by_length or None)
     if mesh.alone:
         return net
     if shards(run):
@@ -38,9 +40,10 @@ def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
     return DistributedDataParallel(net, gradient_as_bucket_view=True)
 
 
-def compile_layers(net: Any, backend: str) -> None:
+def compile_layers(net: Any, backend: str, dynamic: bool | None = None) -> None:
     """Compiles the forward of every layer when it is first called: equal layers once, which takes a fraction
     of the time for the whole model. Names of weights stay, and hooks of FSDP2 run outside of the graphs.
+    `dynamic`: for any length from the beginning; None: for the first, and for any where a second one comes.
     """
     layers = _layers(net)
     torch.compiler.reset()  # graphs of earlier runs would count against the limit, and may make sizes dynamic
@@ -48,7 +51,7 @@ def compile_layers(net: Any, backend: str) -> None:
     limit = max(torch._dynamo.config.recompile_limit, 2 * len(layers))
     torch._dynamo.config.recompile_limit = limit
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, backend=backend)
+        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=dynamic)
 
 
 def _layers(net: Any) -> list[nn.Module]:
