@@ -21,7 +21,7 @@ def parser(prog: str, description: str, plans: Plans) -> Parser:
     p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     p.add_argument("--minutes", type=float, default=9.0, help="after which nothing runs any more")
     p.add_argument("--plan", default=",".join(plans), help="parts of the plan, in their order of importance")
-    p.add_argument("--only", default="", help="only entries whose name holds these words")
+    p.add_argument("--only", default="", help="only entries whose name holds these words, or | those")
     p.add_argument("--jobs", type=int, default=3, help="runs side by side")
     p.add_argument("--memory", type=float, default=120.0, help="GiB of the GPU that they may take together")
     p.add_argument("--out", type=Path, default=Path("runs") / "plan" / "out", help="for records and the log")
@@ -54,7 +54,8 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
         p.error(f"--plan has no part {unknown[0]!r}: there are {', '.join(plans)}")
     if args.jobs < 1 or args.minutes <= 0:
         p.error("--jobs and --minutes must be positive")
-    found = [e for name in chosen for e in plans[name]() if args.only in e.name]
+    wanted = args.only.split("|")
+    found = [e for name in chosen for e in plans[name]() if any(words in e.name for words in wanted)]
     if not found:
         p.error(f"--only {args.only!r}: no run of {', '.join(chosen)} has these words in its name")
     # What a run starts from comes with it.

@@ -152,6 +152,11 @@ def test_what_a_run_starts_from_comes_with_it(tmp_path, capsys):
     assert "tiny/mqar/first" in said.split("Data files")[0]
 
 
+def test_words_of_several_runs(tmp_path, capsys):
+    said = here(tmp_path, capsys, "three", "--only", "low|high", "--dry-run")
+    assert [name for name in ("low", "high", "chosen") if f"tiny/mqar/{name}" in said] == ["low", "high"]
+
+
 def test_weights_are_there_all_at_once(tmp_path, monkeypatch):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "model.safetensors").write_text("weights")
