@@ -50,8 +50,10 @@ def compile_layers(net: Any, backend: str, dynamic: bool | None = None) -> None:
     # Each kind of layer once for the first length and once for any; by default PyTorch stops at 8 graphs.
     limit = max(torch._dynamo.config.recompile_limit, 2 * len(layers))
     torch._dynamo.config.recompile_limit = limit
+    # Of sizes that are not known, this analysis fails (PyTorch 2.11, softmax within windows and masks).
+    options = {"triton.coalesce_tiling_analysis": False} if dynamic and backend == "inductor" else None
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=dynamic)
+        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=dynamic, options=options)
 
 
 def _layers(net: Any) -> list[nn.Module]:
