@@ -8,12 +8,14 @@ import torch
 
 from cosformer import machine, reading, tasks
 from cosformer.models import CosformerForCausalLM, CosformerForSequenceClassification
-from cosformer.training import best, checkpoint, evaluate, main, model, parallel, train
+from cosformer.training import best, checkpoint, evaluate, evaluation, main, model, parallel, train
 from cosformer.training.clock import Clock
+from cosformer.training.device_dataset import DeviceDataset
+from cosformer.training.loader import LoaderDataset
 from cosformer.training.loop import Loop
 from cosformer.training.objective import Objective
 from cosformer.training.status import Status
-from tests.training.toy import recall, toy
+from tests.training.toy import Toy, recall, toy
 
 STILL = {"model": {"dropout": 0.0}, "workers": 0, "steps": 5}
 
@@ -147,6 +149,34 @@ def test_the_score_does_not_depend_on_the_batch_size(pair, monkeypatch, kept):
 
 def _metric(name):
     return tasks.build(name).metric
+
+
+def test_a_split_is_scored_by_length_and_told_in_its_own_order():
+    """The same of each sample as one by one; a part of the split, and a last batch that is short, too."""
+    task, cpu = Toy(rows=23), torch.device("cpu")
+    data = task.dataset("valid")
+    net = model.build(toy(model={"position": "rotary"}), task)
+    seen = []
+    net.register_forward_pre_hook(
+        lambda _, __, given: seen.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+
+    def rows(source, indices, batch):
+        seen.clear()
+        return evaluation.statistics(
+            net, task, source, indices, batch=batch, precision="fp32", device=cpu, more=1
+        )
+
+    kept = DeviceDataset(task, data, device=cpu, shapes=None)
+    loaded = LoaderDataset(task, data, workers=0, device=cpu)
+    for indices in (range(23), range(4, 11), range(0)):
+        alone = torch.cat([rows(loaded, [i], 1) for i in indices]) if indices else torch.empty(0, 2)
+        assert torch.equal(rows(loaded, indices, 5), alone)
+        assert torch.equal(rows(kept, indices, 5), alone)
+        if indices:
+            assert 0 < alone[:, 0].mean() < 1, "else any order would do"
+            assert seen[:-1] == sorted(seen[:-1], reverse=True), "the longest first"
+            assert len(seen) == -(-len(indices) // 5) + 1
 
 
 def test_how_often_a_run_is_evaluated_changes_nothing_it_learns(tmp_path):

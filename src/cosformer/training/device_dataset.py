@@ -2,7 +2,7 @@
 data."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -81,10 +81,15 @@ class DeviceDataset:
         for number in range(first, last):
             yield self._batch(torch.cat([piece for _, piece in order.pieces(number)]))
 
-    def evaluation(self, indices: range, batch: int) -> Iterator[Batch]:
-        """The samples of a range in their order, the last batch as short as it may be."""
-        for at in range(indices.start, indices.stop, batch):
-            yield self._batch(torch.arange(at, min(at + batch, indices.stop)))
+    def by_length(self, indices: Sequence[int]) -> list[int]:
+        """The places of these samples, the longest first: batches are then cut to their own lengths."""
+        chosen = torch.tensor(list(indices), dtype=torch.int64)
+        return self.sample_lengths()[chosen].argsort(stable=True, descending=True).tolist()
+
+    def evaluation(self, indices: Sequence[int], batch: int) -> Iterator[Batch]:
+        """These samples in their order, the last batch as short as it may be."""
+        for at in range(0, len(indices), batch):
+            yield self._batch(torch.tensor(list(indices[at : at + batch]), dtype=torch.int64))
 
     def _batch(self, chosen: Tensor) -> Batch:
         rows = chosen.to(self.device, non_blocking=True)

@@ -1,6 +1,6 @@
 """Scoring a split: every sample once, whatever the batch size and the number of processes."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -36,14 +36,13 @@ def score(
     stretch = -(-len(source) // mesh.size)
     first = min(mesh.rank * stretch, len(source))
     own = range(first, min(first + stretch, len(source)))
-    batches = source.evaluation(own, batch)
     # Where processes share the weights, all have to call the model equally often.
     lacking = -(-stretch // batch) - -(-len(own) // batch)
-    batches = chain(batches, source.evaluation(range(lacking), 1))
     share = batch / max(len(own), 1)
     rows = statistics(
-        model, task, batches, precision=precision, device=mesh.device, watch=lambda done: watch(done * share)
-    )[: len(own)]  # fmt: skip
+        model, task, source, own, batch=batch, precision=precision, device=mesh.device, more=lacking,
+        watch=lambda done: watch(done * share),
+    )  # fmt: skip
     if not mesh.alone:
         rows = _gathered(rows, stretch, mesh)[: len(source)]
     if len(rows) != len(source):
@@ -52,26 +51,33 @@ def score(
 
 
 def statistics(
-    model: Any, task: Task, batches: Iterable[dict[str, Tensor]], *, precision: str, device: torch.device,
-    watch: Callable[[int], None] = lambda done: None,
+    model: Any, task: Task, source: Any, indices: Sequence[int], *, batch: int, precision: str,
+    device: torch.device, more: int = 0, watch: Callable[[int], None] = lambda done: None,
 ) -> Tensor:  # fmt: skip
-    """What the metric keeps of each sample, float64 [samples, k]: a score, or its error, is made of these.
-    `watch` is called with the number of batches before each."""
+    """What the metric keeps of some samples of a source, float64 [samples, k], in the order of their indices:
+    a score, or its error, is made of these. Texts of similar length are read together, where their lengths
+    are known. `watch` is called with the number of batches before each. `more`: calls of the model beyond
+    those, whose outcome is not used."""
     extra = {"use_cache": False} if task.head == "causal_lm" else {}  # a state that nobody would read
     # A decoder reads its target, behind the start token; the others would only compute a loss.
     hidden = () if task.head == "conditional_generation" else ("labels",)
-    found = []
+    order, found = source.by_length(indices), []
+    batches = chain(source.evaluation([indices[i] for i in order], batch), source.evaluation(range(more), 1))
     with (
         _undisturbed(model, device),
         with_whole_sequences(model),
         torch.no_grad(),
         autocast(precision, device),
     ):
-        for number, batch in enumerate(batches):
+        for number, inputs in enumerate(batches):
             watch(number)
-            inputs = {name: x for name, x in batch.items() if name not in hidden}
-            found.append(task.metric.rows(model(**inputs, **extra).logits.float(), batch))
-    return torch.cat(found) if found else torch.empty(0, 0, dtype=torch.float64, device=device)
+            given = {name: x for name, x in inputs.items() if name not in hidden}
+            found.append(task.metric.rows(model(**given, **extra).logits.float(), inputs))
+    if not found:
+        return torch.empty(0, 0, dtype=torch.float64, device=device)
+    rows = torch.cat(found)[: len(indices)]
+    places = torch.tensor(order, dtype=torch.int64, device=rows.device)
+    return torch.empty_like(rows).index_copy_(0, places, rows)
 
 
 def _gathered(rows: Tensor, stretch: int, mesh: Mesh) -> Tensor:

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,13 +61,18 @@ class LoaderDataset:
         """Parts `first` to `last` - 1 of the order."""
         return self._batches(order.keys, range(first, last))
 
-    def evaluation(self, indices: range, batch: int) -> Iterator[Batch]:
-        """The samples of a range in their order, the last batch as short as it may be."""
+    def by_length(self, indices: Sequence[int]) -> list[int]:
+        """The places of these samples, in their own order: their lengths are not known before they are
+        read."""
+        return list(range(len(indices)))
+
+    def evaluation(self, indices: Sequence[int], batch: int) -> Iterator[Batch]:
+        """These samples in their order, the last batch as short as it may be."""
 
         def keys(start: int) -> list[Key]:
-            return [(0, i) for i in range(start, min(start + batch, indices.stop))]
+            return [(0, i) for i in indices[start : start + batch]]
 
-        return self._batches(keys, range(indices.start, indices.stop, batch))
+        return self._batches(keys, range(0, len(indices), batch))
 
     def _batches(self, choose: Callable[[int], list[Key]], numbers: range) -> Iterator[Batch]:
         loader = DataLoader(

@@ -179,8 +179,10 @@ def statistics(
     net = model.HEADS[task.head](model.configuration(run, task))
     load_weights(net, weights / WEIGHTS)
     samples = source(run, task, split, device)
-    batches = samples.evaluation(range(len(samples)), batch_size or run.eval_batch_size)
-    rows = evaluation.statistics(net.to(device).eval(), task, batches, precision=run.precision, device=device)
+    rows = evaluation.statistics(
+        net.to(device).eval(), task, samples, range(len(samples)), batch=batch_size or run.eval_batch_size,
+        precision=run.precision, device=device,
+    )  # fmt: skip
     return task, rows.cpu()
 
 

@@ -51,7 +51,8 @@ def compile_layers(net: Any, backend: str, dynamic: bool | None = None) -> None:
     limit = max(torch._dynamo.config.recompile_limit, 2 * len(layers))
     torch._dynamo.config.recompile_limit = limit
     # Of sizes that are not known, this analysis fails (PyTorch 2.11, softmax within windows and masks).
-    options = {"triton.coalesce_tiling_analysis": False} if dynamic and backend == "inductor" else None
+    leave_out: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}
+    options = leave_out if dynamic and backend == "inductor" else None
     for layer in layers:
         layer.forward = torch.compile(layer.forward, backend=backend, dynamic=dynamic, options=options)
 
