@@ -160,25 +160,49 @@ def test_the_quality_in_the_readme_is_that_of_the_records():
     assert f"cosFormer has {times(windows)} its bits" in text
     longer = [mean(bits("T = 8,192", name, "valid")) for name in (hybrid, "softmax, rotary")]
     assert f"{longer[0]:.3f} bits on validation where softmax has {longer[1]:.3f}" in text
-    arena = [json.loads(line) for line in (ROOT / "results" / "plan-lra.jsonl").read_text().splitlines()]
+    arena = Places(reading.json_lines(ROOT / "results" / "plan-lra.jsonl"))
+
+    def accuracy(column, row):
+        return f"{scores(arena.best('lra', column, row))[0]:.1%}".replace("%", " %")
+
     for column in ("image", "text", "listops"):
-        found: dict[str, dict[str, float]] = {}  # by settings, then by row
-        for r in sorted(arena, key=lambda r: r["date"]):
-            e = r["experiment"]
-            if e["column"] == column:
-                found.setdefault(e["part"], {})[e["row"]] = r["metric"]["test"]["accuracy"]
-        both = [rows for rows in found.values() if {"ours", "cosformer"} <= rows.keys()]
-        words = f"{both[-1]['ours']:.1%} where cosFormer as published has {both[-1]['cosformer']:.1%}"
-        assert words.replace("%", " %") in text
-        for part, rows in found.items():
-            if part.endswith("relative") and len(rows) == 1:
-                assert f"(and {rows['cosformer']:.1%} with rotary".replace("%", " %") in text
+        ours, plain, softmax = (accuracy(column, row) for row in ("ours", "cosformer", "softmax"))
+        assert f"{ours} where cosFormer as published has {plain} and softmax {softmax}" in text
+    assert f"({accuracy('text', 'windows')} without its layer of softmax)" in text
+    for column in ("pathfinder", "citations"):
+        found = [r for r in arena.records if r["experiment"]["column"] == column]
+        assert {"softmax", "cosformer"} <= {r["experiment"]["row"] for r in found}
+        assert all(abs(r["metric"]["test"]["accuracy"] - 0.5) < 0.01 for r in found), (
+            "somebody has learned it"
+        )
     masked = [json.loads(line) for line in (ROOT / "results" / "plan-mlm.jsonl").read_text().splitlines()]
     best = {
         row: min(masked_scores(masked, row), key=lambda x: x["valid"]["perplexity"])["test"]["perplexity"]
         for row in ("ours", "softmax")
     }
     assert f"a perplexity of {best['ours']:.2f} where softmax has {best['softmax']:.2f}" in text
+
+
+def test_what_is_said_of_the_arena_is_what_the_records_say():
+    places = Places(reading.json_lines(ROOT / "results" / "plan-lra.jsonl"))
+    text = (ROOT / "docs" / "results.md").read_text()
+    best, learned = (
+        next(line for line in text.splitlines() if line.startswith(words))
+        for words in ("One seed each, and so far", "Two columns nobody")
+    )
+
+    def figure(column, row, number=0):
+        return f"{100 * scores(places.tries('lra', column, row)[number])[0]:.2f}"
+
+    rows = {"image": ("windows", "ours", "cosformer", "softmax"), "listops": ("cosformer", "softmax", "ours")}
+    rows["text"] = rows["image"]
+    for column, names in rows.items():
+        assert ", ".join(f"{row} {figure(column, row)}" for row in names) in best, column
+    worse = ", ".join(f"{row} {figure('listops', row, 1)}" for row in ("cosformer", "ours"))
+    assert f"in 3,000 steps ({worse})" in best
+    assert f"({figure('citations', 'softmax')} and {figure('citations', 'cosformer')})" in learned
+    assert {figure("pathfinder", row) for row in ("softmax", "cosformer", "ours")} == {"49.85"}
+    assert "(49.85; chance is 50)" in learned
 
 
 def test_the_losses_of_pretraining_are_those_of_the_records():
