@@ -41,7 +41,7 @@ class Try(NamedTuple):
 ARENA: dict[str, tuple[int, tuple[Try, ...], float, float]] = {
     "text": (4, (Try(1e-3, 6000, True), Try(5e-4, 3000), Try(5e-4, 6000, True)), 60, 16),
     "citations": (4, (Try(1e-3, 2000, True), Try(5e-4, 3000), Try(5e-4, 2000, True)), 50, 16),
-    "listops": (8, (Try(1e-3, 3000, True), Try(5e-4, 3000), Try(5e-4, 3000, True)), 40, 16),
+    "listops": (8, (Try(5e-4, 3000), Try(1e-3, 3000, True), Try(1e-3, 3000)), 40, 16),
     "image": (8, (Try(1e-3, 4000), Try(2e-3, 4000), Try(5e-4, 4000)), 55, 6),
     "pathfinder": (8, (Try(5e-4, 40_000, True, True), Try(1e-3, 8000), Try(1e-3, 8000, True)), 110, 4),
 }
@@ -268,6 +268,6 @@ PLANS: dict[str, Callable[[], list[Entry]]] = {
     "wikitext2": wikitext,
     "mlm": masked,
     "pretrain": pretrained,
-    "lm-8192": enwik8_plan.at_8192,
+    "lm-8192": lambda: [*enwik8_plan.at_8192(), *enwik8_plan.at_8192_equal_tokens()],
     "cosine": cosine_plan.entries,
 }
