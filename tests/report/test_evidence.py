@@ -73,6 +73,22 @@ def test_what_was_pretrained_stands_apart_in_the_arena():
     assert "40.00" not in rows["windows"]
 
 
+def test_with_few_layers_windows_are_ours():
+    """In the arena, and not where a layer of softmax makes them another model."""
+    usual = {"learning_rate": 1e-3, "seed": 0}
+    runs = [
+        planned("lra", column, row, valid, 0.2 + valid, settings={**usual, "model": {"num_hidden_layers": n}})
+        for column, row, valid, n in (
+            ("pathfinder", "windows", 0.5, 2), ("pathfinder", "ours", 0.4, 4), ("image", "windows", 0.5, 4),
+        )
+    ]  # fmt: skip
+    titles = {section.title: section for section in evidence.sections(runs)}
+    found, rows = table(titles["Long Range Arena (Table 4)"])
+    pathfinder, image = (found.header.index(name) for name in ("Pathfinder", "Image"))
+    assert (rows["ours"][pathfinder], rows["windows"][pathfinder]) == ("70.00", "70.00")
+    assert (rows["ours"][image], rows["windows"][image]) == ("not run", "70.00")
+
+
 @pytest.mark.parametrize("name", sorted(set(published.ARENA_AVERAGES) - {"sinkhorn"}))
 def test_published_averages_are_those_of_their_tasks(name):
     """A slip of the pen would show. Sinkhorn's was published so."""
