@@ -88,7 +88,7 @@ def _arena(recipe: str, row: str, tried: Try) -> Entry:
     every = -(-steps // 12)
     overrides = {
         "learning_rate": rate, "steps": steps, "warmup": steps // 20, "eval_every": every,
-        "save_every": every, "model": model,
+        "save_every": every, "model": model, "group_by_length": False,
     }  # fmt: skip
     if narrow:
         model = {**model, **NARROW}

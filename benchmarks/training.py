@@ -43,11 +43,10 @@ def bare(run: Run, seconds: float) -> float:
     device = torch.device(device_of(run))
     task = tasks.build(run.task, **run.task_settings)
     data = source(run, task, "train", device)
-    order = Order(len(data), run.batch_size, run.accumulation, run.seed)
-    batches = list(data.training(order, 0, min(_MOST_BATCHES, run.steps)))
+    batches = list(data.training(Order.of(run, data), 0, min(_MOST_BATCHES, run.steps)))
     model: Any = build(run, task).to(device).train()
     if run.compile:
-        compile_layers(model, run.compile_backend)
+        compile_layers(model, run)
 
     def step(number: int) -> None:
         with autocast(run.precision, device):

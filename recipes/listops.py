@@ -24,7 +24,7 @@ TABLE = Table(
             "dropout": 0.1,
         },
         "steps": 10_000, "batch_size": 64, "learning_rate": 5e-4, "warmup": 1000, "weight_decay": 0.05,
-        "eval_every": 500, "eval_batch_size": 64, "precision": "bf16",
+        "eval_every": 500, "eval_batch_size": 64, "precision": "bf16", "group_by_length": True,
     },
     paper={
         "model": {

@@ -23,7 +23,7 @@ TABLE = Table(
             "dropout": 0.1,
         },
         "steps": 5000, "batch_size": 32, "learning_rate": 5e-4, "warmup": 500, "weight_decay": 0.05,
-        "eval_every": 500, "precision": "bf16",
+        "eval_every": 500, "precision": "bf16", "group_by_length": True,
     },
     paper={
         "model": {

@@ -19,7 +19,7 @@ COMMAND = [
 
 
 def test_a_run_starts_from_what_was_learned_from_its_inputs(tmp_path):
-    run = toy(workers=0, steps=2, learning_rate=1e-9, weight_decay=0.0)
+    run = toy(workers=0, steps=2, learning_rate=1e-9, weight_decay=0.0, group_by_length=True)
     before = pretraining(run, steps=8, learning_rate=3e-3)
     assert (before.task, before.steps, before.seed) == ("masked", 8, run.seed)
     assert before.task_settings == {"of": "toy", "settings": {}}

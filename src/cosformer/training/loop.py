@@ -46,10 +46,7 @@ class Loop:
     ):  # fmt: skip
         self.run, self.task, self.folder, self.mesh, self.sources = run, task, folder, mesh, sources
         self.log, self.progress, self.interrupt, self.status = log, progress, interrupt, status
-        self.order = Order(
-            len(sources["train"]), run.batch_size, run.accumulation, run.seed, mesh.data_size, mesh.data_rank,
-            sources["train"].sample_lengths() if run.group_by_length else None,
-        )  # fmt: skip
+        self.order = Order.of(run, sources["train"], mesh.data_size, mesh.data_rank)
         self.net, self.model = net, parallel.distributed(net, run, mesh)
         self.optimizer = parallel.adamw(net, run, mesh.device)
         self.objective = Objective(task, mesh, batch=run.batch_size, precision=run.precision)

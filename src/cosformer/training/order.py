@@ -10,9 +10,12 @@ GROUPED batches the samples are sorted by length, and an epoch's batches are the
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from cosformer.training.run import Run
 
 GROUPED = 64  # batches whose samples are sorted together
 
@@ -47,6 +50,12 @@ class Order:
                 f"batch must be a multiple of accumulation times processes, {self.accumulation} × "
                 f"{self.processes}, but got {self.batch}."
             )
+
+    @classmethod
+    def of(cls, run: Run, source: Any, processes: int = 1, process: int = 0) -> "Order":
+        """That of a run over the samples of its training split."""
+        lengths = source.sample_lengths() if run.group_by_length else None
+        return cls(len(source), run.batch_size, run.accumulation, run.seed, processes, process, lengths)
 
     @property
     def part(self) -> int:

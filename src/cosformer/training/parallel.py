@@ -25,9 +25,7 @@ def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
         net.gradient_checkpointing_enable({"use_reentrant": False})
     net.to(mesh.device)
     if run.compile:
-        # Batches of similar lengths have several shapes: one graph for all of them, the same in a run that is
-        # resumed, whose first batch has another length.
-        compile_layers(net, run.compile_backend, dynamic=run.group_by_length or None)
+        compile_layers(net, run)
     if mesh.alone:
         return net
     if shards(run):
@@ -40,21 +38,25 @@ def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
     return DistributedDataParallel(net, gradient_as_bucket_view=True)
 
 
-def compile_layers(net: Any, backend: str, dynamic: bool | None = None) -> None:
+def compile_layers(net: Any, run: Run) -> None:
     """Compiles the forward of every layer when it is first called: equal layers once, which takes a fraction
     of the time for the whole model. Names of weights stay, and hooks of FSDP2 run outside of the graphs.
-    `dynamic`: for any length from the beginning; None: for the first, and for any where a second one comes.
+    Batches of similar lengths have several shapes: one graph serves them all, the same in a run that is
+    resumed, whose first batch has another length.
     """
-    layers = _layers(net)
+    layers, backend = _layers(net), run.compile_backend
     torch.compiler.reset()  # graphs of earlier runs would count against the limit, and may make sizes dynamic
     # Each kind of layer once for the first length and once for any; by default PyTorch stops at 8 graphs.
     limit = max(torch._dynamo.config.recompile_limit, 2 * len(layers))
     torch._dynamo.config.recompile_limit = limit
-    # Of sizes that are not known, this analysis fails (PyTorch 2.11, softmax within windows and masks).
-    leave_out: dict[str, Any] = {"triton.coalesce_tiling_analysis": False}
-    options = leave_out if dynamic and backend == "inductor" else None
+    how: dict[str, Any] = {"backend": backend}
+    if run.group_by_length:
+        how["dynamic"] = True
+    if run.group_by_length and backend == "inductor":
+        # Of sizes that are not known, this analysis fails (PyTorch 2.11, softmax within windows and masks).
+        how["options"] = {"triton.coalesce_tiling_analysis": False}
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, backend=backend, dynamic=dynamic, options=options)
+        layer.forward = torch.compile(layer.forward, **how)
 
 
 def _layers(net: Any) -> list[nn.Module]:

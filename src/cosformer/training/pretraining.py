@@ -23,5 +23,6 @@ def pretraining(run: Run, *, steps: int, **changes: Any) -> Run:
     own = {
         "task": tasks.Masked.name, "task_settings": settings, "steps": steps, "warmup": steps // 20,
         "eval_every": every, "save_every": every, "patience": None, "initial": None,
+        "group_by_length": False,  # holes change from epoch to epoch
     }  # fmt: skip
     return run.replace(**{**own, **changes})
