@@ -50,11 +50,13 @@ def test_a_language_model_is_refused():
         pretraining(recall(), steps=2)
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command(tmp_path, monkeypatch, capfd, caplog):
     """Both runs, in folders beside each other; finished, neither is trained again."""
     monkeypatch.chdir(tmp_path)
     assert main(COMMAND) == 0
-    said = capsys.readouterr().out
+    said, shown = capfd.readouterr()
+    assert "Loading weights" not in shown, "ours is one line"
+    assert "has no score.weight, score.bias: drawn from the run's seed." in caplog.text
     name = "runs/pathfinder-tiny-cosformer-0"
     assert f"Pretrained in {name}-pretraining: perplexity" in said
     assert f"Kept in {name}-pretrained; recorded in" in said
@@ -63,4 +65,4 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert len((tmp_path / "results/masked.jsonl").read_text().splitlines()) == 1
     monkeypatch.setattr("cosformer.training.main.Loop", None)
     assert main(COMMAND) == 0
-    assert capsys.readouterr().out.startswith("Nothing was trained: ")
+    assert capfd.readouterr().out.startswith("Nothing was trained: ")

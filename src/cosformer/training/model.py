@@ -21,6 +21,7 @@ from cosformer.models.loading import load_body
 from cosformer.tasks import Masked, Task
 from cosformer.training import parallel
 from cosformer.training.run import Run
+from cosformer.training.states import without_reports
 from cosformer.training.status import best
 
 _logger = logging.getLogger(__name__)
@@ -99,9 +100,10 @@ def build(run: Run, task: Task) -> Any:
         return head(config)
     start = initial(run)
     first = _vocabulary_of_holes(start, run)
-    net, drawn = load_body(head, start, config=configuration(run, task, first))
-    if first is not None:
-        net.resize_token_embeddings(config.vocab_size)
+    with without_reports():
+        net, drawn = load_body(head, start, config=configuration(run, task, first))
+        if first is not None:
+            net.resize_token_embeddings(config.vocab_size)
     if drawn:
         _logger.warning("%s has no %s: drawn from the run's seed.", run.initial, ", ".join(drawn))
     return net

@@ -5,6 +5,8 @@ torch.save pickles these; here nothing is ever unpickled.
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,21 @@ def save_weights(path: Path, model: Any, *, writes: bool) -> None:
     """Of a model, as `from_pretrained` reads them; every process has to call, and one writes."""
     weights = _gathered(model.state_dict(keep_vars=True), writes)
     if writes:
-        shown = hf_logging.is_progress_bar_enabled()
-        hf_logging.disable_progress_bar()  # one per file, which would break ours
         state = {name: x.detach() for name, x in weights.items()}
-        model.save_pretrained(path, state_dict=state, max_shard_size="1TB")
+        with without_reports():
+            model.save_pretrained(path, state_dict=state, max_shard_size="1TB")
+
+
+@contextmanager
+def without_reports() -> Iterator[None]:
+    """Without the bars and reports that transformers prints of every file, which would break our bar."""
+    shown, level = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
+    hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
         if shown:
             hf_logging.enable_progress_bar()
 
