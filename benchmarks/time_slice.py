@@ -21,7 +21,10 @@ def parser(prog: str, description: str, plans: Plans) -> Parser:
     p.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     p.add_argument("--minutes", type=float, default=9.0, help="after which nothing runs any more")
     p.add_argument("--plan", default=",".join(plans), help="parts of the plan, in their order of importance")
-    p.add_argument("--only", default="", help="only entries whose name holds these words, or | those")
+    p.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORDS",
+        help="only entries whose name holds one of these; a / ends a part of a name, also behind the last",
+    )  # fmt: skip
     p.add_argument("--jobs", type=int, default=3, help="runs side by side")
     p.add_argument("--memory", type=float, default=120.0, help="GiB of the GPU that they may take together")
     p.add_argument("--out", type=Path, default=Path("runs") / "plan" / "out", help="for records and the log")
@@ -54,12 +57,10 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
         p.error(f"--plan has no part {unknown[0]!r}: there are {', '.join(plans)}")
     if args.jobs < 1 or args.minutes <= 0:
         p.error("--jobs and --minutes must be positive")
-    wanted = args.only.split("|")
-    found = [e for name in chosen for e in plans[name]() if any(words in e.name for words in wanted)]
-    if not found:
-        p.error(f"--only {args.only!r}: no run of {', '.join(chosen)} has these words in its name")
-    # What a run starts from comes with it.
-    entries = list({e.name: e for x in found for e in (x.initial, x) if e is not None}.values())
+    entries = select(plans, chosen, args.only)
+    if not entries:
+        asked = " ".join(map(repr, args.only))
+        p.error(f"--only {asked}: no run of {', '.join(chosen)} has these words in its name")
     scheduler = Scheduler(
         entries, args.folder, args.out, _known(args.results), args.jobs, args.memory,
         time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry, args.fast,
@@ -70,6 +71,26 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
         return
     scheduler.work()
     print(outcome(scheduler))
+
+
+def select(plans: Plans, parts: Sequence[str], only: Sequence[str] = ("",)) -> list[Entry]:
+    """The entries of some parts whose names hold some of the words of `only`; before each what it needs:
+    learning rates that are tried first, and what it starts from."""
+    found: dict[str, Entry] = {}
+    every = {e.name: e for part in plans for e in plans[part]()}
+
+    def add(entry: Entry) -> None:
+        needed = [every[name] for name in entry.tries if name in every]
+        for other in (*needed, entry.initial):
+            if other is not None:
+                add(other)
+        found[entry.name] = entry
+
+    for part in parts:
+        for entry in plans[part]():
+            if any(words in f"{entry.name}/" for words in only):
+                add(entry)
+    return list(found.values())
 
 
 def _known(folder: Path) -> list[Record]:

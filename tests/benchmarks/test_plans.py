@@ -153,8 +153,18 @@ def test_what_a_run_starts_from_comes_with_it(tmp_path, capsys):
 
 
 def test_words_of_several_runs(tmp_path, capsys):
-    said = here(tmp_path, capsys, "three", "--only", "low|high", "--dry-run")
-    assert [name for name in ("low", "high", "chosen") if f"tiny/mqar/{name}" in said] == ["low", "high"]
+    """Of any of them; a / behind the words ends a name."""
+
+    def chosen(*words):
+        said = here(tmp_path, capsys, "three", "--only", *words, "--dry-run").split("runs to be made")[0]
+        return [name for name in ("low", "high", "chosen") if f"tiny/mqar/{name}" in said]
+
+    assert chosen("low", "high") == ["low", "high"]
+    assert chosen("/lo") == ["low"]
+    assert chosen("/low/") == ["low"]
+    assert chosen("/chosen/") == ["low", "high", "chosen"], "the learning rates that it takes come with it"
+    with pytest.raises(SystemExit):
+        chosen("/lo/")
 
 
 def test_weights_are_there_all_at_once(tmp_path, monkeypatch):
@@ -253,15 +263,34 @@ def test_records_are_those_of_the_plan():
 
 
 def test_the_commands_beside_tables_make_runs():
-    """Of all that a table holds, and of one row of it."""
+    """Of all that a table holds, and of each row of it: with the learning rates and the weights that it
+    needs, and with nothing else of other rows."""
     page = (ROOT / "docs" / "results.md").read_text()
-    commands = re.findall(r"`python -m benchmarks\.(evidence|ablation) ([^`]*--results again[^`]*)`", page)
-    assert len(commands) == 2 * page.count("; one row: ") >= 14
-    for program, words in commands:
-        plans = {"evidence": evidence_plan, "ablation": ablation}[program].PLANS
-        chosen = dict(zip(*[iter(shlex.split(words))] * 2, strict=True))
-        names = [e.name for plan in chosen["--plan"].split(",") for e in plans[plan]()]
-        assert any(chosen.get("--only", "") in name for name in names), words
+    tables = re.findall(r"<!-- (\w+): .*?-->(.*?)<!-- end of", page, re.DOTALL)
+    seen = []
+    for name, table in tables:
+        command = re.search(r"Again: `python -m benchmarks\.(evidence|ablation) ([^`]*)`", table)
+        if command is None:
+            continue
+        plans = {"evidence": evidence_plan, "ablation": ablation}[command[1]].PLANS
+        parser = time_slice.parser("", "", plans)
+        rows = [line.split(" | ") for line in table.splitlines() if "`--only " in line]
+        for row in rows:
+            args = parser.parse_args(shlex.split(f"{command[2]} {row[-1].strip(' |`')}"))
+            chosen = {e.name: e for e in time_slice.select(plans, args.plan.split(","), args.only)}
+            own = [e for e in chosen.values() if any(words in f"{e.name}/" for words in args.only)]
+            needs = {x for e in own for x in e.tries} | {e.initial.name for e in own if e.initial is not None}
+            assert own, row
+            assert {e.name for e in chosen.values() if e not in own} <= needs <= chosen.keys()
+            title = row[0].strip("| ").rpartition(": ")[2]
+            assert {e.row for e in own} <= {
+                title,
+                f"{title}, rotary",
+                row[0].strip("| ").partition(":")[0],
+            }, row
+        seen.append((name, len(rows)))
+    assert len(seen) >= 7
+    assert all(count >= 4 for _, count in seen), seen
 
 
 def test_the_controls_differ_in_one_thing():

@@ -1,6 +1,7 @@
 """The paper's tables and the study on enwik8, from the records of planned runs, beside published figures."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from statistics import mean
 
@@ -71,12 +72,13 @@ def language(places: Places, own_rows: Mapping[str, str]) -> Section:
                 _rate(found),
                 places.cell("wikitext2", "wikitext2", row, ".2f"),
                 published.WIKITEXT103.get(row, "-"),
+                _only(name, f"wikitext2/{row}"),
             ]
         )
     header = [
         "attention", "enwik8, bits per character", "published, 12 layers", "enwik8, T = 8,192",
         "enwik8, T = 8,192, equal seconds", "M parameters", "learning rate", "WikiText-2, perplexity",
-        "WikiText-103 published, valid / test",
+        "WikiText-103 published, valid / test", ROW_AGAIN,
     ]  # fmt: skip
     caption = (
         "Test scores; lower is better. enwik8: 6 layers of width 512, 180 million tokens in texts of 1,024 "
@@ -85,8 +87,7 @@ def language(places: Places, own_rows: Mapping[str, str]) -> Section:
         "have twice the layers and are trained far longer. The learning rate is the best on validation of "
         "those tried, the same for each; for texts of 8,192 it is 0.001 with equal tokens, and the best of "
         "three with equal seconds. WikiText-2 is not WikiText-103, "
-        "whose text is fifty times as long: the columns do not compare. "
-        + _again("lm,lm-8192,wikitext2", "/cosformer")
+        "whose text is fifty times as long: the columns do not compare. " + _again("lm,lm-8192,wikitext2")
     )
     own = [r for r in places.records if r["experiment"]["plan"] in ("enwik8", "wikitext2")]
     return Section("Autoregressive language modelling (Table 2)", [Table(header, rows, caption), *_said(own)])
@@ -103,9 +104,11 @@ def arena(places: Places) -> Section:
         average = _average(places, "lra", row)
         told = published.ARENA_AVERAGES.get(row)
         others = [f"{of[row]:.2f}" if row in of else "-" for of in published.ARENA_ELSEWHERE.values()]
-        rows.append([row, *figures, average, f"{told:.2f}" if told else "-", *others])
+        again = _only(row) if row in ROWS else "-"
+        rows.append([row, *figures, average, f"{told:.2f}" if told else "-", *others, again])
     pairs = [words for task in (*ARENA, "average") for words in (task, "published")]
-    header = ["attention", *pairs, *(f"average in {name}" for name in published.ARENA_ELSEWHERE)]
+    elsewhere = (f"average in {name}" for name in published.ARENA_ELSEWHERE)
+    header = ["attention", *pairs, *elsewhere, ROW_AGAIN]
     tried = sorted({len(places.tries("lra", c, r)) for c in ARENA.values() for r in ROWS} - {0})
     effort = " to ".join(str(n) for n in ([tried[0], tried[-1]] if len(tried) > 1 else tried)) or "0"
     caption = (
@@ -113,7 +116,7 @@ def arena(places: Places) -> Section:
         "and, for texts, positions (learned, or by distance alone) with their number of steps are the best "
         f"of those tried on validation ({effort} so far). Our Retrieval is a "
         "stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
-        f"Other people's codebases have columns of their own. {_again('lra', '/cosformer')}"
+        f"Other people's codebases have columns of their own. {_again('lra')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "lra"]
     return Section("Long Range Arena (Table 4)", [Table(header, rows, caption), *_said(own)])
@@ -131,15 +134,15 @@ def pretrained_arena(places: Places) -> Section:
     rows = []
     for row in ROWS:
         cells = [places.cell(plan, column, row, ".2f", 100) for column in ARENA.values()]
-        rows.append([row, *cells, _average(places, plan, row)])
+        rows.append([row, *cells, _average(places, plan, row), _only(row)])
     caption = (
         "Accuracy in per cent on the test split; higher is better. Each model has first filled holes in the "
         "inputs of the same task's training split (Amos et al., 2023), and was then trained as above; the "
         "published figures above are of models that were not, and do not compare. "
-        f"{_again('lra-pretrained', '/cosformer')}"
+        f"{_again('lra-pretrained')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == plan]
-    header = ["attention", *ARENA, "average"]
+    header = ["attention", *ARENA, "average", ROW_AGAIN]
     return Section(
         "Long Range Arena, pretrained on its own inputs", [Table(header, rows, caption), *_said(own)]
     )
@@ -153,13 +156,15 @@ def masked(places: Places) -> Section:
         cells = [places.cell("mlm", "mlm", row, ".3f", split=split) for split in ("valid", "test")]
         positions = found[0]["settings"]["model"]["position"] if found else "-"
         tried = f"{len(places.tries('mlm', 'mlm', row))} of 4"
-        rows.append([row, *cells, _millions(found, "parameters"), _rate(found), positions, tried])
-    header = ["attention", "valid", "test", "M parameters", "learning rate", "positions", "tried"]
+        rows.append([row, *cells, _millions(found, "parameters"), _rate(found), positions, tried, _only(row)])
+    header = [
+        "attention", "valid", "test", "M parameters", "learning rate", "positions", "tried", ROW_AGAIN,
+    ]  # fmt: skip
     caption = (
         "Perplexity of masked bytes of WikiText-2 (15 % of them), both sides seen; lower is better. 6 layers "
         "of width 512, texts of 512 bytes, 33 million bytes. Learning rate and positions are the best of "
         "those tried on validation. How often each byte occurs, and nothing else, gives 23.9: a model near "
-        f"there has not begun to use the bytes around a mask. {_again('mlm', '/cosformer')}"
+        f"there has not begun to use the bytes around a mask. {_again('mlm')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "mlm"]
     return Section("Masked language modelling", [Table(header, rows, caption), *_said(own)])
@@ -173,6 +178,7 @@ def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
             *(places.cell("cosine", "enwik8", row, ".3f", split=split) for split in ("valid", "test")),
             _rate(found := places.best("cosine", "enwik8", row)),
             str(len(found)),
+            _only(row),
         ]
         for row in dict.fromkeys((*rows, *places.rows("cosine")))
     ]
@@ -180,10 +186,10 @@ def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
         "Bits per character of enwik8; lower is better; the mean of the seeds, and half of their range. 4 "
         "layers of width 128 with 4 heads, 800 steps of 4 texts of 512 bytes on a CPU; the better on "
         "validation of two learning rates. Rotary positions but with windows, which are 2, 4, 16 and 512 and "
-        "need none; softmax has them always. " + _again("cosine", "'/cosine, M = T'")
+        "need none; softmax has them always. " + _again("cosine")
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "cosine"]
-    header = ["weights", "valid", "test", "learning rate", "seeds"]
+    header = ["weights", "valid", "test", "learning rate", "seeds", ROW_AGAIN]
     return Section("The cosine itself", [Table(header, cells, caption), *_said(own)])
 
 
@@ -201,9 +207,11 @@ def similarity(places: Places) -> Section:
                 places.cell("pretrain", "sst2", row, ".2f", 100),
                 f"{told[2]:.2f}" if told else "-",
                 *(places.cell("pretrain", task, row, ".2f", 100) for task in ("cola", "mrpc", "imdb")),
+                _only(row),
             ]
         )
-    header = ["similarity", "loss", "published", "SST-2", "published", "CoLA, Matthews", "MRPC", "IMDB"]
+    tasks = ("SST-2", "published", "CoLA, Matthews", "MRPC", "IMDB")
+    header = ["similarity", "loss", "published", *tasks, ROW_AGAIN]
     caption = f"The loss of masked tokens on validation, then test scores in per cent. {_PRETRAINED}"
     return Section(
         "Which similarity function (Table 1)", [Table(header, rows, caption), *_pretrained(places)]
@@ -217,8 +225,11 @@ def fine_tuning(places: Places) -> Section:
     for row in (*ROWS, "performer", "longformer"):
         own = [places.cell("pretrain", task, row, ".2f", 100) for task in tasks.values()]
         told = [f"{x:.2f}" for x in published.FINE_TUNING.get(row, ())] or ["-"] * 3
-        rows.append([row, own[0], told[0], own[1], told[1], *own[2:], told[2]])
-    header = ["attention", "SST-2", "published", "IMDB", "published", *list(tasks)[2:], "published average"]
+        rows.append([row, own[0], told[0], own[1], told[1], *own[2:], told[2], _only(row)])
+    header = [
+        "attention", "SST-2", "published", "IMDB", "published", *list(tasks)[2:], "published average",
+        ROW_AGAIN,
+    ]  # fmt: skip
     caption = (
         "Test scores in per cent: accuracy, Matthews' correlation (CoLA), Pearson's (STS-B); higher is "
         f"better. {_PRETRAINED} The published average is of QQP, SST-2, MNLI, IMDB and Amazon."
@@ -228,17 +239,27 @@ def fine_tuning(places: Places) -> Section:
     )
 
 
-def _again(plan: str, only: str, program: str = "evidence") -> str:
-    """How the runs of a table are made again: all, or one row. Those with a record are not, so the command
-    looks for records in a folder of its own."""
-    command = f"python -m benchmarks.{program} --plan {plan} --results again"
-    return f"Again: `{command}`; one row: `{command} --only {only}`."
+ROW_AGAIN = "one row again"
+
+
+def _again(plan: str, program: str = "evidence") -> str:
+    """How the runs of a table are made again. Those with a record are not, so the command looks for records
+    in a folder of its own."""
+    return (
+        f"Again: `python -m benchmarks.{program} --plan {plan} --results again`; one row: the same with what "
+        "stands behind it."
+    )
+
+
+def _only(*rows: str) -> str:
+    """What makes the command choose these rows."""
+    return f"`--only {' '.join(shlex.quote(f'/{row}/') for row in rows)}`"
 
 
 _PRETRAINED = (
     "6 layers of width 512, 1,000 steps of 32,768 tokens of IMDB's unlabelled reviews; the published models "
     "have 12 layers of width 768 and 200 times the tokens. Positions, learned or rotary, and the learning "
-    "rate of fine-tuning are the best on validation of those tried. " + _again("pretrain", "/cosformer")
+    "rate of fine-tuning are the best on validation of those tried. " + _again("pretrain")
 )
 
 
@@ -263,20 +284,20 @@ def ablation(places: Places, variants: Sequence[str]) -> Section:
                 places.cell("enwik8", LONGER, row, ".3f"),
                 _millions(found or places.best("enwik8", LONG, row), "parameters"),
                 _millions(found, "tokens_per_s"),
+                _only(row),
             ]
         )  # fmt: skip
     header = [
         "model", "39M tokens, valid", "softmax = 1", "39M tokens, test", "learning rate",
         "180M tokens, valid", "180M tokens, test", "T = 8,192, equal seconds, test",
-        "M parameters", "M tokens/s",
+        "M parameters", "M tokens/s", ROW_AGAIN,
     ]  # fmt: skip
     caption = (
         "Bits per character; lower is better. 6 layers of width 512 with 8 heads, texts of 1,024 bytes, 32 a "
         "step, cosine schedule, the same data in the same order; held-out bits over the first million bytes "
         "of the validation and of the test part. The learning rate is the best of up to four that the "
         "model's family tried with the short budget. Tokens a second were taken with several runs "
-        "side by side on the GPU and do not compare. "
-        + _again("short,long,8192", "'/windows, all bounded'", "ablation")
+        "side by side on the GPU and do not compare. " + _again("short,long,8192", "ablation")
     )
     blocks: list[Block] = [Table(header, rows, caption)]
     failed = [f"{name}: {said['reason']}" for name, said in places.failures.items()]
