@@ -246,8 +246,8 @@ def _again(plan: str, program: str = "evidence") -> str:
     """How the runs of a table are made again. Those with a record are not, so the command looks for records
     in a folder of its own."""
     return (
-        f"Again: `python -m benchmarks.{program} --plan {plan} --results again`; one row: the same with what "
-        "stands behind it."
+        f"Again: `python -m benchmarks.{program} --plan {plan} --results again`; one row: the same with the "
+        "`--only` at its end."
     )
 
 
