@@ -139,10 +139,9 @@ def pretrained_arena() -> list[Entry]:
 
 
 def _after_holes(recipe: str, row: str) -> tuple[Entry, Entry]:
-    """Pretraining, and what is tried without it, with positions by distance where that is tried."""
+    """Pretraining, and what is first tried without it."""
     steps, holes, model, seconds, memory = HOLES[recipe]
-    tries = ARENA[recipe][1]
-    after = _arena(recipe, row, next((tried for tried in tries if tried.relative), tries[0]))
+    after = _arena(recipe, row, ARENA[recipe][1][0])
     overrides = {
         "task_settings": {"of": recipe, **holes}, "model": {**after.overrides["model"], **model},
         "learning_rate": after.overrides["learning_rate"], "steps": steps, "warmup": steps // 20,
