@@ -204,7 +204,7 @@ def masked() -> list[Entry]:
 
 
 # Pretraining: seconds of a row alone, GiB, and the share of the GPU. Rows without a kernel of their own gain
-# most by compiling, and are planned with it (100 seconds and more): meanwhile the GPU is for the others.
+# most by compiling, which takes longest for them: meanwhile the GPU is for the others.
 PRETRAINED: dict[str, tuple[float, float, float]] = {
     "softmax": (60, 16, 0.8), "cosformer": (50, 16, 0.7), OURS: (55, 16, 0.7), WINDOWS: (55, 16, 0.7),
     **dict.fromkeys(("relu", "linear"), (55, 16, 0.7)),

@@ -28,7 +28,7 @@ from cosformer.training.run import digest
 
 MOMENT = 5.0  # seconds that less important runs wait for data, which may only have to be looked at
 SHORTEST = 10.0  # planned seconds of a run, or of what was left of it, that tell how right plans are
-COMPILED = 35  # seconds that a run is planned to take: shorter ones gain less than compiling takes
+COMPILED = 45  # seconds that a run is planned to take: others use the GPU while it compiles
 
 
 @dataclass

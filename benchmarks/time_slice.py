@@ -57,10 +57,10 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
         p.error(f"--plan has no part {unknown[0]!r}: there are {', '.join(plans)}")
     if args.jobs < 1 or args.minutes <= 0:
         p.error("--jobs and --minutes must be positive")
+    for words in args.only:
+        if not select(plans, chosen, [words]):
+            p.error(f"--only {words!r}: no run of {', '.join(chosen)} has these words in its name")
     entries = select(plans, chosen, args.only)
-    if not entries:
-        asked = " ".join(map(repr, args.only))
-        p.error(f"--only {asked}: no run of {', '.join(chosen)} has these words in its name")
     scheduler = Scheduler(
         entries, args.folder, args.out, _known(args.results), args.jobs, args.memory,
         time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry, args.fast,

@@ -10,7 +10,6 @@ from cosformer.report import plotter, records, render
 from cosformer.report.document import Document, Plot, Section, Text
 from cosformer.report.sections import evidence, learning, recall, text_model
 from cosformer.report.sections.common import latest
-from cosformer.report.sections.places import Places
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -25,7 +24,7 @@ MARK = "<!-- {}: python docs/render_results.py -->\n"
 def planned() -> dict[str, Section]:
     """The paper's tables and the study, run or not."""
     folder = ROOT / "results"
-    places = Places(records.runs(folder), records.failures(folder))
+    places = evidence.places_of(records.runs(folder), records.failures(folder))
     return {
         "similarity": evidence.similarity(places),
         "tuned": evidence.fine_tuning(places),

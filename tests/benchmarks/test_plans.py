@@ -163,8 +163,10 @@ def test_words_of_several_runs(tmp_path, capsys):
     assert chosen("/lo") == ["low"]
     assert chosen("/low/") == ["low"]
     assert chosen("/chosen/") == ["low", "high", "chosen"], "the learning rates that it takes come with it"
-    with pytest.raises(SystemExit):
-        chosen("/lo/")
+    for words in (["/lo/"], ["/low/", "nothing"]):
+        with pytest.raises(SystemExit):
+            chosen(*words)
+        assert f"--only '{words[-1]}': no run of three has these words in its name" in capsys.readouterr().err
 
 
 def test_weights_are_there_all_at_once(tmp_path, monkeypatch):
@@ -267,13 +269,16 @@ def test_the_commands_beside_tables_make_runs():
     needs, and with nothing else of other rows."""
     page = (ROOT / "docs" / "results.md").read_text()
     tables = re.findall(r"<!-- (\w+): .*?-->(.*?)<!-- end of", page, re.DOTALL)
-    seen = []
+    records = (json.loads(line) for path in (ROOT / "results").glob("plan-*.jsonl") for line in path.open())
+    recorded, seen = {r["experiment"]["name"] for r in records}, []
     for name, table in tables:
         command = re.search(r"Again: `python -m benchmarks\.(evidence|ablation) ([^`]*)`", table)
         if command is None:
             continue
         plans = {"evidence": evidence_plan, "ablation": ablation}[command[1]].PLANS
         parser = time_slice.parser("", "", plans)
+        parts = parser.parse_args(shlex.split(command[2])).plan.split(",")
+        every = {e.name: e for part in parts for e in plans[part]()}
         rows = [line.split(" | ") for line in table.splitlines() if "`--only " in line]
         for row in rows:
             args = parser.parse_args(shlex.split(f"{command[2]} {row[-1].strip(' |`')}"))
@@ -282,12 +287,14 @@ def test_the_commands_beside_tables_make_runs():
             needs = {x for e in own for x in e.tries} | {e.initial.name for e in own if e.initial is not None}
             assert own, row
             assert {e.name for e in chosen.values() if e not in own} <= needs <= chosen.keys()
-            title = row[0].strip("| ").rpartition(": ")[2]
-            assert {e.row for e in own} <= {
-                title,
-                f"{title}, rotary",
-                row[0].strip("| ").partition(":")[0],
-            }, row
+            short, _, long = row[0].strip("| ").partition(": ")
+            rows_of = {short, long, f"{short}, rotary"}
+            if name == "arena" and short == "ours":
+                rows_of.add("windows")  # of two layers they are one
+            assert {e.row for e in own} <= rows_of, row
+            assert {
+                x for x in recorded if x in every and every[x].row in rows_of - {"windows"}
+            } <= chosen.keys()
         seen.append((name, len(rows)))
     assert len(seen) >= 7
     assert all(count >= 4 for _, count in seen), seen
@@ -363,7 +370,7 @@ def test_a_record_of_other_settings_is_of_another_run():
 
 
 def test_short_runs_are_not_compiled(tmp_path):
-    entries = [dataclasses.replace(e, seconds=n) for e, n in zip(tiny_plan.three(), (5, 34, 35), strict=True)]
+    entries = [dataclasses.replace(e, seconds=n) for e, n in zip(tiny_plan.three(), (5, 44, 45), strict=True)]
     plan = Scheduler(entries[:2], tmp_path, tmp_path / "out", [], 1, 8.0, time.monotonic() + 60, fast=True)
     assert [(r.compile, r.cuda_graph) for _, r in plan.look()] == [(False, True), (False, True)]
     plan.entries = [dataclasses.replace(entries[2], tries=())]

@@ -97,13 +97,14 @@ def test_texts_of_any_length_need_two_graphs(tmp_path):
 
 @pytest.mark.parametrize("model", [WINDOWS | GATE, {"position": "rotary"}], ids=["windows", "rotary"])
 @pytest.mark.parametrize("attention", ["cosformer", "softmax"])
-def test_texts_of_similar_lengths_need_one(tmp_path, attention, model):
+def test_texts_of_similar_lengths(tmp_path, attention, model):
+    """Also where a length is as large as another size by chance (16). The operator on a CPU computes short
+    texts another way: cosFormer has a graph for them."""
     settings = {**STILL, "steps": 12, "group_by_length": True, "attention": attention, "batch_size": 2}
-    # No length is 24: equal sizes would be taken for the same one.
-    settings["model"] = {"dropout": 0.0, "num_hidden_layers": 2, "hidden_size": 24, **model}
+    settings["model"] = {"dropout": 0.0, "num_hidden_layers": 2, **model}
     trained(tmp_path / "eager", toy(**settings))
     trained(tmp_path / "compiled", toy(**settings, **COMPILED))
-    assert graphs() == 1
+    assert graphs() == (2 if attention == "cosformer" else 1)
     torch.testing.assert_close(
         losses(tmp_path / "compiled"), losses(tmp_path / "eager"), rtol=1e-4, atol=1e-5
     )

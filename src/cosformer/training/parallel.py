@@ -8,6 +8,7 @@ from accelerate import FullyShardedDataParallelPlugin  # type: ignore[import-unt
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.fx.experimental import _config as symbolic_shapes
 from torch.nn.parallel import DistributedDataParallel
 
 from cosformer.models import sequence_parallel
@@ -41,14 +42,16 @@ def distributed(net: Any, run: Run, mesh: Mesh) -> Any:
 def compile_layers(net: Any, run: Run) -> None:
     """Compiles the forward of every layer when it is first called: equal layers once, which takes a fraction
     of the time for the whole model. Names of weights stay, and hooks of FSDP2 run outside of the graphs.
-    Batches of similar lengths have several shapes: one graph serves them all, the same in a run that is
-    resumed, whose first batch has another length.
+    Batches of similar lengths have several shapes: graphs are then made for any length, the same in a run
+    that is resumed, whose first batch has another one.
     """
     layers, backend = _layers(net), run.compile_backend
     torch.compiler.reset()  # graphs of earlier runs would count against the limit, and may make sizes dynamic
     # Each kind of layer once for the first length and once for any; by default PyTorch stops at 8 graphs.
     limit = max(torch._dynamo.config.recompile_limit, 2 * len(layers))
     torch._dynamo.config.recompile_limit = limit
+    # A length that is as large as another size by chance would be taken for it, and fixed.
+    symbolic_shapes.use_duck_shape = not run.group_by_length
     how: dict[str, Any] = {"backend": backend}
     if run.group_by_length:
         how["dynamic"] = True

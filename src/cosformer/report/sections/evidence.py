@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
 from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
@@ -19,6 +19,7 @@ ARENA = {
     "ListOps": "listops", "Text": "text", "Retrieval (citations)": "citations", "Image": "image",
     "Pathfinder": "pathfinder",
 }  # fmt: skip
+ARENAS = ("lra", "lra-pretrained")  # plans
 LONG, LONGER, LONG_AND_LONGER = "long", "T = 8,192", "long, T = 8,192"
 BASELINE = "softmax, rotary"
 
@@ -33,7 +34,7 @@ def sections(
     """All tables; `variants` are the rows of the study that stand there whether they were run or not, and
     `own_rows` those of them that are the rows "windows" and "ours" of the paper's tables. Nothing where no
     plan has left a record."""
-    places = Places([*records, *_ours_of_few_layers(records)], failures or {})
+    places = places_of(records, failures)
     if not places.records:
         return []
     return [
@@ -42,17 +43,20 @@ def sections(
     ]  # fmt: skip
 
 
-def _ours_of_few_layers(records: Sequence[Record]) -> list[Record]:
-    """What this library recommends has a layer of softmax from four layers on: with fewer, the runs of
-    windows in the arena are those of ours, too."""
-    found = []
-    for record in records:
+def places_of(records: Iterable[Record], failures: Mapping[str, Record] | None = None) -> Places:
+    """Where the tables find their runs. With fewer than four layers the model that this library recommends
+    has none of softmax: runs of windows in the arena are then those of ours, too."""
+    found = list(records)
+    for record in list(found):
         place = record.get("experiment", {})
-        few = record["settings"].get("model", {}).get("num_hidden_layers", 4) < 4
-        if few and place.get("row") == WINDOWS and place["plan"] in ("lra", "lra-pretrained"):
-            name = place["name"].replace(f"/{WINDOWS}", f"/{OURS}")
-            found.append({**record, "experiment": {**place, "row": OURS, "name": name}})
-    return found
+        if place.get("row") == WINDOWS and place["plan"] in ARENAS and _few_layers(record):
+            ours = {**place, "row": OURS, "name": place["name"].replace(f"/{WINDOWS}", f"/{OURS}")}
+            found.append({**record, "experiment": ours})
+    return Places(found, failures or {})
+
+
+def _few_layers(record: Record) -> bool:
+    return bool(record["settings"].get("model", {}).get("num_hidden_layers", 4) < 4)
 
 
 def language(places: Places, own_rows: Mapping[str, str]) -> Section:
@@ -104,7 +108,7 @@ def arena(places: Places) -> Section:
         average = _average(places, "lra", row)
         told = published.ARENA_AVERAGES.get(row)
         others = [f"{of[row]:.2f}" if row in of else "-" for of in published.ARENA_ELSEWHERE.values()]
-        again = _only(row) if row in ROWS else "-"
+        again = _only(*_rows_of(row)) if row in ROWS else "-"
         rows.append([row, *figures, average, f"{told:.2f}" if told else "-", *others, again])
     pairs = [words for task in (*ARENA, "average") for words in (task, "published")]
     elsewhere = (f"average in {name}" for name in published.ARENA_ELSEWHERE)
@@ -113,13 +117,19 @@ def arena(places: Places) -> Section:
     effort = " to ".join(str(n) for n in ([tried[0], tried[-1]] if len(tried) > 1 else tried)) or "0"
     caption = (
         "Accuracy in per cent on the test split; higher is better. Settings of scale small; learning rate "
-        "and, for texts, positions (learned, or by distance alone) with their number of steps are the best "
-        f"of those tried on validation ({effort} so far). Our Retrieval is a "
+        "and positions (learned, or by distance alone) with their number of steps are the best of those "
+        f"tried on validation ({effort} so far). Pathfinder is planned with two layers of width 64, for many "
+        "steps; of two layers, ours has none of softmax, and is windows. Our Retrieval is a "
         "stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
         f"Other people's codebases have columns of their own. {_again('lra')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "lra"]
     return Section("Long Range Arena (Table 4)", [Table(header, rows, caption), *_said(own)])
+
+
+def _rows_of(row: str) -> tuple[str, ...]:
+    """What holds the runs of a row of the arena."""
+    return (row, f"pathfinder/{WINDOWS}") if row == OURS else (row,)
 
 
 def _average(places: Places, plan: str, row: str) -> str:
@@ -134,7 +144,7 @@ def pretrained_arena(places: Places) -> Section:
     rows = []
     for row in ROWS:
         cells = [places.cell(plan, column, row, ".2f", 100) for column in ARENA.values()]
-        rows.append([row, *cells, _average(places, plan, row), _only(row)])
+        rows.append([row, *cells, _average(places, plan, row), _only(*_rows_of(row))])
     caption = (
         "Accuracy in per cent on the test split; higher is better. Each model has first filled holes in the "
         "inputs of the same task's training split (Amos et al., 2023), and was then trained as above; the "
