@@ -95,8 +95,10 @@ def test_texts_of_any_length_need_two_graphs(tmp_path):
     assert graphs() == 2
 
 
-@pytest.mark.parametrize("model", [WINDOWS | GATE, {"position": "rotary"}], ids=["windows", "rotary"])
-@pytest.mark.parametrize("attention", ["cosformer", "softmax"])
+@pytest.mark.parametrize(
+    ("attention", "model"), [("cosformer", WINDOWS | GATE), ("softmax", {"position": "rotary"})],
+    ids=["windows", "softmax"],
+)  # fmt: skip
 def test_texts_of_similar_lengths(tmp_path, attention, model):
     """Also where a length is as large as another size by chance (16). The operator on a CPU computes short
     texts another way: cosFormer has a graph for them."""
