@@ -57,10 +57,11 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
         p.error(f"--plan has no part {unknown[0]!r}: there are {', '.join(plans)}")
     if args.jobs < 1 or args.minutes <= 0:
         p.error("--jobs and --minutes must be positive")
+    built = {name: plan() for name, plan in plans.items()}
     for words in args.only:
-        if not select(plans, chosen, [words]):
+        if not select(built, chosen, [words]):
             p.error(f"--only {words!r}: no run of {', '.join(chosen)} has these words in its name")
-    entries = select(plans, chosen, args.only)
+    entries = select(built, chosen, args.only)
     scheduler = Scheduler(
         entries, args.folder, args.out, _known(args.results), args.jobs, args.memory,
         time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry, args.fast,
@@ -73,11 +74,11 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
     print(outcome(scheduler))
 
 
-def select(plans: Plans, parts: Sequence[str], only: Sequence[str] = ("",)) -> list[Entry]:
+def select(plans: Mapping[str, list[Entry]], parts: Sequence[str], only: Sequence[str]) -> list[Entry]:
     """The entries of some parts whose names hold some of the words of `only`; before each what it needs:
     learning rates that are tried first, and what it starts from."""
     found: dict[str, Entry] = {}
-    every = {e.name: e for part in plans for e in plans[part]()}
+    every = {e.name: e for entries in plans.values() for e in entries}
 
     def add(entry: Entry) -> None:
         needed = [every[name] for name in entry.tries if name in every]
@@ -87,7 +88,7 @@ def select(plans: Plans, parts: Sequence[str], only: Sequence[str] = ("",)) -> l
         found[entry.name] = entry
 
     for part in parts:
-        for entry in plans[part]():
+        for entry in plans[part]:
             if any(words in f"{entry.name}/" for words in only):
                 add(entry)
     return list(found.values())
