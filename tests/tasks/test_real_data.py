@@ -133,9 +133,9 @@ def test_citations():
     for own in rows.values():
         assert own.labels.mean() == 0.5
     assert {split: len(own) for split, own in rows.items()} == {
-        "train": 33_322,
-        "valid": 2_562,
-        "test": 5_038,
+        "train": 36_298,
+        "valid": 2_308,
+        "test": 2_122,
     }
 
 
