@@ -45,7 +45,8 @@ ARENA: dict[str, tuple[int, tuple[Try, Try], float, float]] = {
     "image": (8, (Try(1e-3, 4000), Try(2e-3, 4000)), 65, 6),
     "pathfinder": (8, (Try(5e-4, 40_000, True, True), Try(2e-4, 40_000, narrow=True)), 130, 4),
 }
-# Run on pictures in which snakes began anywhere, and on pairs of which those of a split had one subject.
+# Run on pictures in which snakes began anywhere, and on pairs of which those of a split had one subject, by a
+# classifier that read the signed difference.
 FIRST = {"pathfinder": Try(1e-3, 8000), "citations": Try(1e-3, 2000, True)}
 DRAWN_AGAIN = {"pathfinder": "middle", "citations": "regions"}  # what the runs since then are called
 NARROW: dict[str, Any] = {
@@ -85,6 +86,8 @@ def _arena(recipe: str, row: str, tried: Try) -> Entry:
     part = tried.part
     if tried is FIRST["pathfinder"]:
         model = {**model, "embedding_range": None}
+    if tried is FIRST["citations"]:
+        model = {**model, "pair_difference": "signed"}
     if recipe in FIRST and tried is not FIRST[recipe]:
         part = f"{part}, {DRAWN_AGAIN[recipe]}"
     every = -(-steps // 12)

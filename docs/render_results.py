@@ -30,6 +30,7 @@ def planned() -> dict[str, Section]:
         "tuned": evidence.fine_tuning(places),
         "language": evidence.language(places, {evidence.WINDOWS: WINDOWS, evidence.OURS: OURS}),
         "arena": evidence.arena(places),
+        "holes": evidence.pretrained_arena(places),
         "masked": evidence.masked(places),
         "cosine": evidence.cosine(places, list(cosine_plan.ROWS)),
         "ablation": evidence.ablation(places, list(VARIANTS)),

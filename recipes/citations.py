@@ -3,6 +3,12 @@
 `tiny` reads the first 64 tokens of byte-pair encoding; byte by byte, so small a model stays at one half for
 longer than a minute. Softmax likes larger initial weights and rates better; cosFormer then hardly leaves one
 half.
+
+`small` reads |a - b| of the pooled texts, not a - b: with that nothing says at first order that two texts are
+alike, for the means of long texts differ little and their product less. Trials without a record: means of
+embeddings of byte pairs, without a model, have 52 % on validation after 1,000 steps with a - b and 79 % with
+|a - b|; two layers of width 64 with windows that had filled holes in 512 bytes of each text have 50 % and
+60 % after 320.
 """
 
 from recipes.retrieval import TABLE as RETRIEVAL
@@ -19,5 +25,6 @@ TABLE = RETRIEVAL.variant(
         },
         "steps": 200, "batch_size": 128, "learning_rate": 1.5e-3, "eval_every": 40,
     },
+    small={"model": {"pair_difference": "absolute"}},
 )  # fmt: skip
 build = TABLE.build

@@ -43,6 +43,11 @@ def test_settings_of_the_holes():
     assert made.task_settings["of"] == "text"
     assert made.warmup == 0
     assert made.eval_every == made.save_every == 3
+    run = recipes.build("citations", scale="small", model={"pooling": "max", "classifier_dropout": 0.1})
+    assert run.model["pair_difference"] == "absolute"
+    own = ("pair_difference", "pooling", "classifier_dropout")
+    left = pretraining(run, steps=10).model
+    assert left == {name: x for name, x in run.model.items() if name not in own}, "nothing is classified"
 
 
 def test_a_language_model_is_refused():

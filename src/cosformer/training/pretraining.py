@@ -6,6 +6,7 @@ from cosformer import tasks
 from cosformer.training.run import Run
 
 _EVALUATIONS = 4
+_OF_CLASSIFIERS = ("pooling", "pair_difference", "classifier_dropout")
 
 
 def pretraining(run: Run, *, steps: int, **changes: Any) -> Run:
@@ -23,6 +24,7 @@ def pretraining(run: Run, *, steps: int, **changes: Any) -> Run:
     own = {
         "task": tasks.Masked.name, "task_settings": settings, "steps": steps, "warmup": steps // 20,
         "eval_every": every, "save_every": every, "patience": None, "initial": None,
+        "model": {name: x for name, x in run.model.items() if name not in _OF_CLASSIFIERS},
         "group_by_length": False,  # holes change from epoch to epoch
     }  # fmt: skip
     return run.replace(**{**own, **changes})
