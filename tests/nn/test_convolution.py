@@ -7,7 +7,7 @@ import torch
 
 from cosformer.nn import ShortConvolution
 
-SIZES = pytest.mark.parametrize("size", [1, 2, 4, 5])
+SIZES = pytest.mark.parametrize("size", [1, 2, 4, 5, 19])
 WAYS = pytest.mark.parametrize("causal", [True, False], ids=["causal", "both"])
 CHANNELS = 3
 
@@ -46,7 +46,7 @@ def with_gradients(out, *wanted):
 
 @SIZES
 @WAYS
-@pytest.mark.parametrize("length", [1, 3, 20])
+@pytest.mark.parametrize("length", [1, 3, 20, 150])
 def test_equals_its_equation(size, causal, length):
     made, x = convolution(size, causal), inputs(2, length)
     ours = with_gradients(made(x)[0], x, made.weight)
@@ -176,6 +176,25 @@ def test_compiles_without_a_break(how):
         assert (ours is None) == (theirs is None)
         if ours is not None:
             close(ours, theirs)
+
+
+def test_a_later_token_changes_nothing_before_it():
+    """Not by rounding either, with so many weights that over both sides they would be transformed."""
+    made = ShortConvolution(CHANNELS, 40)
+    x = torch.randn(1, 60, CHANNELS)
+    later = x.clone()
+    later[:, 30:] *= 1e6
+    assert torch.equal(made(x)[0][:, :30], made(later)[0][:, :30])
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+def test_many_weights_compile_for_any_length():
+    made = convolution(67, causal=False)
+    compiled = torch.compile(made, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (30, 128, 300):
+        x = inputs(2, length)
+        close(with_gradients(compiled(x)[0], x, made.weight), with_gradients(made(x)[0], x, made.weight))
 
 
 def test_what_cannot_be():

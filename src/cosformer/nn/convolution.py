@@ -4,7 +4,8 @@
     both sides  y_t = x_t + sum_{j = -r .. r}  w_j x_{t-j},   r = floor(K / 2)
 
 Inputs outside of a token's own document, and padding, are 0. The weights are the difference from the
-identity: small ones change the tokens little.
+identity: small ones change the tokens little. Over both sides many weights are one product of Fourier
+transforms; not so where a later token must change nothing, because rounding would tell of it.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from cosformer.ops.checks import flag, positive_int
 
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
+
+_FEW = 16  # weights that are multiplied one by one
 
 
 class ShortConvolution(nn.Module):
@@ -98,6 +101,8 @@ class ShortConvolution(nn.Module):
         """Each row is one document."""
         length, back, ahead = x.shape[1], self.distances[-1], -self.distances[0]
         around = F.pad(x, (0, 0, back, ahead)) if state is None else torch.cat([state.to(x.dtype), x], 1)
+        if len(self.distances) > _FEW and not self.causal:
+            return x + _convolved(around, self.weight, length).to(x.dtype), None
         y, weight = x, self.weight.to(x.dtype)
         for i, j in enumerate(self.distances):
             y = torch.addcmul(y, around[:, back - j : back - j + length], weight[:, i])
@@ -149,3 +154,13 @@ def _without_padding(x: Tensor, key_mask: Tensor | None, lengths: Tensor | None)
         real = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         key_mask = real if key_mask is None else key_mask & real
     return x if key_mask is None else x.masked_fill(~key_mask[..., None], 0)
+
+
+def _convolved(around: Tensor, weight: Tensor, length: int) -> Tensor:
+    """[B, length, channels], each channel of `around` [B, length + K - 1, channels] convolved with its
+    weights [channels, K]: where these lie on inputs alone. In float32 at least."""
+    size = weight.shape[1]
+    wide = around if around.dtype == torch.float64 else around.float()
+    n = -(-wide.shape[1] // 128) * 128  # of small factors; what wraps around falls on what is left out
+    spectrum = torch.fft.rfft(wide, n, dim=1) * torch.fft.rfft(weight.to(wide.dtype), n).T
+    return torch.fft.irfft(spectrum, n, dim=1)[:, size - 1 : size - 1 + length]
