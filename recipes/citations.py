@@ -4,11 +4,11 @@
 longer than a minute. Softmax likes larger initial weights and rates better; cosFormer then hardly leaves one
 half.
 
-`tiny` and `small` read |a - b| of the pooled texts, not a - b: with that nothing says at first order that two texts are
-alike, for the means of long texts differ little and their product less. Trials without a record: means of
-embeddings of byte pairs, without a model, have 52 % on validation after 1,000 steps with a - b and 79 % with
-|a - b|; two layers of width 64 with windows that had filled holes in 512 bytes of each text have 50 % and
-60 % after 320.
+`tiny` and `small` read |a - b| of the pooled texts, not a - b: with that nothing says at first order that two
+texts are alike, for the means of long texts differ little and their product less. Trials without a record:
+means of embeddings of byte pairs, without a model, have 52 % on validation after 1,000 steps with a - b and
+79 % with |a - b|; two layers of width 64 with windows that had filled holes in 512 bytes of each text have
+50 % and 60 % after 320.
 """
 
 from recipes.retrieval import TABLE as RETRIEVAL
