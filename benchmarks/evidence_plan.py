@@ -25,9 +25,9 @@ class Try(NamedTuple):
     pixels on a line, and texts of similar length together. Else they are learned, as in the paper. `narrow`:
     two layers of width 64 and a rate that falls in a line, for many steps, as Skyformer's authors trained
     (Chen et al., 2021, arXiv:2111.00035); they had 2 heads. `convolution`: queries, keys and values are
-    convolved over a row of pixels before and one behind, so that a layer sees what is above and below: to
-    fill holes in Pathfinder windows learned in 300 steps with it what took 3,000 of eight times the pictures
-    without (a trial on a CPU, without a record)."""
+    convolved over a row of pixels before and one behind, so that a layer sees what is above and below. After
+    300 steps of 16 pictures of Pathfinder the loss of a hidden pixel was 2.11 with it and 2.36 without
+    (windows, two layers of width 64, one seed, trials without a record)."""
 
     rate: float
     steps: int

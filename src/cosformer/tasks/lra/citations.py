@@ -20,7 +20,7 @@ from cosformer.tasks.registry import register
 _PAPERS, _CITATIONS = 11_778, 23_420
 _SHORTEST = 500  # characters; shorter bodies are what is left of a paper that could not be read
 _SHARE = 0.1  # of the papers, for valid and for test
-_REGION = 45  # papers of valid or test that are linked with one another
+_REGION = 45  # papers of valid or test that are linked; of four sizes one for which test is much like train
 _ADVICE = "It is made from PeerRead (Kang et al., 2018); there is no other source for it."
 
 Links = dict[str, set[str]]
