@@ -131,18 +131,28 @@ def arena() -> list[Entry]:
     return [*own, *run_first]
 
 
-# The same after pretraining on the inputs of each task: recipe: which try, steps, what is its own in settings
-# of the holes and of the model, seconds of cosFormer alone, GiB. Of texts 1,024 tokens are read: batches have
-# one shape then, for graphs; the horizon is that of the whole texts.
-Holes = tuple[int, int, dict[str, Any], dict[str, Any], float, float]
-HOLES: dict[str, Holes] = {
-    "pathfinder": (1, 8000, {}, {}, 60, 6),
-    "image": (1, 8000, {}, {}, 130, 8),
-    "listops": (0, 3000, {"probability": 0.15}, {}, 60, 25),
-    "text": (0, 3000, {"probability": 0.15, "settings": {"length": 1024}}, {"horizon": 4000}, 50, 16),
-    "citations": (0, 3000, {"probability": 0.15, "settings": {"length": 1024}}, {"horizon": 4000}, 50, 16),
+class Holes(NamedTuple):
+    """Pretraining on the inputs of a task: steps, which of the tries comes after it, seconds of cosFormer
+    alone, GiB, and what is its own in settings of the task and of the model."""
+
+    steps: int
+    number: int
+    seconds: float
+    memory: float
+    settings: dict[str, Any]
+    model: dict[str, Any]
+
+
+# Of texts 1,024 tokens are read: batches have one shape then, for graphs; the horizon is that of whole texts.
+_BYTES: dict[str, Any] = {"probability": 0.15, "settings": {"length": 1024}}
+HOLES = {
+    "pathfinder": Holes(8000, 1, 60, 6, {}, {}),
+    "image": Holes(8000, 1, 130, 8, {}, {}),
+    "listops": Holes(3000, 0, 60, 25, {"probability": 0.15}, {}),
+    "text": Holes(3000, 0, 50, 16, _BYTES, {"horizon": 4000}),
+    "citations": Holes(3000, 0, 50, 16, _BYTES, {"horizon": 4000}),
 }
-_WITHOUT_CONVOLUTION: Holes = (0, 16_000, {}, {}, 60, 6)  # so windows have filled holes in Pathfinder first
+_WITHOUT_CONVOLUTION = Holes(16_000, 0, 60, 6, {}, {})  # so windows have filled holes in Pathfinder first
 
 
 def pretrained_arena() -> list[Entry]:
@@ -150,25 +160,23 @@ def pretrained_arena() -> list[Entry]:
     column."""
     places = [(recipe, row) for recipe in HOLES for row in ROWS]
     own = [p for p in places if p != ("pathfinder", OURS)]  # of two layers it is windows
-    made = [entry for recipe, row in own for entry in _after_holes(recipe, row, *HOLES[recipe])]
-    return [*made, *_after_holes("pathfinder", WINDOWS, *_WITHOUT_CONVOLUTION)]
+    made = [entry for recipe, row in own for entry in _after_holes(recipe, row, HOLES[recipe])]
+    return [*made, *_after_holes("pathfinder", WINDOWS, _WITHOUT_CONVOLUTION)]
 
 
-def _after_holes(
-    recipe: str, row: str, number: int, steps: int, holes: dict[str, Any], model: dict[str, Any],
-    seconds: float, memory: float,
-) -> tuple[Entry, Entry]:  # fmt: skip
+def _after_holes(recipe: str, row: str, holes: Holes) -> tuple[Entry, Entry]:
     """Pretraining, and one of what is tried without it."""
-    after = _arena(recipe, row, ARENA[recipe][1][number])
+    steps, after = holes.steps, _arena(recipe, row, ARENA[recipe][1][holes.number])
     overrides = {
-        "task_settings": {"of": recipe, **holes}, "model": {**after.overrides["model"], **model},
+        "task_settings": {"of": recipe, **holes.settings},
+        "model": {**after.overrides["model"], **holes.model},
         "learning_rate": after.overrides["learning_rate"], "steps": steps, "warmup": steps // 20,
         "eval_every": steps, "save_every": steps, "eval_batch_size": 128, "workers": 4,
     }  # fmt: skip
     plan = "lra-pretrained"
     first = Entry(
-        plan, f"{recipe}-inputs", row, "masked", after.attention, 10 + seconds * _SLOWER.get(row, 1.0),
-        memory, 0.9, overrides=overrides, part=after.part, keep=True,
+        plan, f"{recipe}-inputs", row, "masked", after.attention, 10 + holes.seconds * _SLOWER.get(row, 1.0),
+        holes.memory, 0.9, overrides=overrides, part=after.part, keep=True,
     )  # fmt: skip
     return first, dataclasses.replace(after, plan=plan, initial=first)
 

@@ -1,8 +1,8 @@
 """Citations among arXiv papers: the stand-in for retrieval, with its settings, under its own name.
 
-`tiny` reads the first 64 tokens of byte-pair encoding; byte by byte, so small a model stays at one half for
-longer than a minute. Softmax likes larger initial weights and rates better; cosFormer then hardly leaves one
-half.
+`tiny` reads the first 64 tokens of byte-pair encoding; byte by byte, and by a - b, so small a model stays at
+one half for longer than a minute. Softmax likes larger initial weights and rates better; cosFormer then
+hardly leaves one half.
 
 `tiny` and `small` read |a - b| of the pooled texts, not a - b: with that nothing says at first order that two
 texts are alike, for the means of long texts differ little and their product less. Trials without a record:

@@ -4,8 +4,8 @@
     both sides  y_t = x_t + sum_{j = -r .. r}  w_j x_{t-j},   r = floor(K / 2)
 
 Inputs outside of a token's own document, and padding, are 0. The weights are the difference from the
-identity: small ones change the tokens little. Over both sides many weights are one product of Fourier
-transforms; not so where a later token must change nothing, because rounding would tell of it.
+identity: small ones change the tokens little. Over both sides a convolution with many weights is a product
+of Fourier transforms. A causal one never is: rounding would carry large values back to earlier tokens.
 """
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from cosformer.ops.checks import flag, positive_int
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
 
-_FEW = 16  # weights that are multiplied one by one
+_FEW = 16  # weights that are multiplied one by one: with more a transform is faster on a CPU
 
 
 class ShortConvolution(nn.Module):
