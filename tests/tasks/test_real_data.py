@@ -141,9 +141,8 @@ def test_citations():
     }
 
 
-def test_citations_of_test_are_told_as_those_of_train():
-    """By the rare words that two papers share: the cosine of tf-idf, and the threshold that is best on train.
-    Where test was one subject, it was 70 % there and 82 % in train."""
+def test_how_far_shared_words_tell_citations():
+    """The cosine of tf-idf, and the threshold that is best on train: a little further in test."""
     present("citations/papers.jsonl", "citations/citations.tsv")
     task = tasks.build("citations")
     rows = {split: task.dataset(split) for split in ("train", "test")}
@@ -177,7 +176,7 @@ def test_citations_of_test_are_told_as_those_of_train():
     threshold = max(cosines, key=lambda x: ((cosines > x) == labels).mean())
     shares = {split: ((own > threshold) == label).mean() for split, (own, label) in told.items()}
     assert 0.78 < shares["train"] < 0.86
-    assert abs(shares["test"] - shares["train"]) < 0.08
+    assert 0 < shares["test"] - shares["train"] < 0.06
 
 
 def test_what_the_bytes_of_wikitext_2_give_by_themselves():

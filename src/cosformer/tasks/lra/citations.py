@@ -20,7 +20,7 @@ from cosformer.tasks.registry import register
 _PAPERS, _CITATIONS = 11_778, 23_420
 _SHORTEST = 500  # characters; shorter bodies are what is left of a paper that could not be read
 _SHARE = 0.1  # of the papers, for valid and for test
-_REGION = 45  # papers of valid or test that are linked; of four sizes one for which test is much like train
+_REGION = 45  # papers of valid or test that are linked with one another
 _ADVICE = "It is made from PeerRead (Kang et al., 2018); there is no other source for it."
 
 Links = dict[str, set[str]]
@@ -112,8 +112,9 @@ def _build(task: Citations, papers: Path, citations: Path, folder: Path) -> None
 
 
 def _partition(links: Links) -> dict[str, Split]:
-    """The split of each paper. Valid and test have many regions: one large region is a subject of its own,
-    whose papers are harder to tell apart than those of train."""
+    """The split of each paper. Valid and test have many regions. How hard the pairs of one large region are,
+    a subject of its own, depends on where it begins: the words that they share told 65 to 82 % of six such
+    splits apart, and 83 to 91 % of six splits of many regions, which are easier than train."""
     size, left = int(_SHARE * len(links)), set(links)
     rng = random.Random(0)
     belongs: dict[str, Split] = {}
