@@ -53,7 +53,7 @@ CONVOLVED = 67  # pixels: 33 before each and 33 behind
 # Run on pictures in which snakes began anywhere, and on pairs of which those of a split had one subject, by a
 # classifier that read the signed difference.
 FIRST = {"pathfinder": Try(1e-3, 8000), "citations": Try(1e-3, 2000, True)}
-DRAWN_AGAIN = {"pathfinder": "middle", "citations": "regions"}  # what the runs since then are called
+DRAWN_AGAIN = {"pathfinder": "middle", "citations": "four regions"}  # what the runs since then are called
 NARROW: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
     "dropout": 0.1, "embedding_range": None,

@@ -135,20 +135,20 @@ def test_citations():
     for own in rows.values():
         assert own.labels.mean() == 0.5
     assert {split: len(own) for split, own in rows.items()} == {
-        "train": 36_298,
-        "valid": 2_308,
-        "test": 2_122,
+        "train": 37_744,
+        "valid": 2_142,
+        "test": 3_078,
     }
 
 
 def test_how_far_shared_words_tell_citations():
-    """The cosine of tf-idf, and the threshold that is best on train: a little further in test."""
+    """The cosine of tf-idf, and the threshold that is best on train: as far in test."""
     present("citations/papers.jsonl", "citations/citations.tsv")
     task = tasks.build("citations")
     rows = {split: task.dataset(split) for split in ("train", "test")}
     chosen = {
         split: [(int(own.first[i]), int(own.second[i]), int(own.labels[i])) for i in range(0, len(own), step)]
-        for (split, own), step in zip(rows.items(), (16, 4), strict=True)
+        for (split, own), step in zip(rows.items(), (6, 2), strict=True)
     }
     papers = {p for own in chosen.values() for a, b, _ in own for p in (a, b)}
     texts = {p: bytes(rows["train"].documents.row(p, task.length).tolist()).lower() for p in papers}
@@ -176,7 +176,7 @@ def test_how_far_shared_words_tell_citations():
     threshold = max(cosines, key=lambda x: ((cosines > x) == labels).mean())
     shares = {split: ((own > threshold) == label).mean() for split, (own, label) in told.items()}
     assert 0.78 < shares["train"] < 0.86
-    assert 0 < shares["test"] - shares["train"] < 0.06
+    assert abs(shares["test"] - shares["train"]) < 0.03
 
 
 def test_what_the_bytes_of_wikitext_2_give_by_themselves():
