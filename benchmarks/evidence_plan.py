@@ -50,10 +50,10 @@ ARENA: dict[str, tuple[int, tuple[Try, Try], float, float]] = {
     "pathfinder": (8, (Try(5e-4, 40_000, True, True), Try(5e-4, 20_000, True, True, True)), 130, 4),
 }
 CONVOLVED = 67  # pixels: 33 before each and 33 behind
-# Run on pictures in which snakes began anywhere, and on pairs of which those of a split had one subject, by a
-# classifier that read the signed difference.
+# Run on pictures by rules of our own, and on pairs of which those of a split had one subject, by a classifier
+# that read the signed difference.
 FIRST = {"pathfinder": Try(1e-3, 8000), "citations": Try(1e-3, 2000, True)}
-DRAWN_AGAIN = {"pathfinder": "middle", "citations": "four regions"}  # what the runs since then are called
+DRAWN_AGAIN = {"pathfinder": "grid", "citations": "four regions"}  # what the runs since then are called
 NARROW: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
     "dropout": 0.1, "embedding_range": None,
