@@ -11,8 +11,7 @@ import numpy as np
 
 from cosformer.tasks.base import SPLITS, Split, Task, checked_split
 from cosformer.tasks.io import cache, workers
-from cosformer.tasks.lra.pathfinder_drawing import draw, tips
-from cosformer.tasks.lra.pathfinder_field import Array, Stimulus
+from cosformer.tasks.lra.pathfinder_glyphs import FULL, Array, Glyphs, Stimulus, discs, glyphs
 from cosformer.tasks.lra.pathfinder_snakes import Snakes, grow
 from cosformer.tasks.lra.pictures import PictureRows, drawn
 from cosformer.tasks.metrics import Accuracy
@@ -21,11 +20,11 @@ from cosformer.tasks.synthetic.tables import sizes
 
 _PER_JOB = 256  # part of what a seed means: with another number the same seed would give other pictures
 _TOY = Stimulus(
-    side=8, paddles=2, paddle_length=1.0, gap=0.5, border=0.5, disc=0.75, apart=4.5, distractors=0, cells=4
+    side=8, paddles=2, paddle_length=1, apart=4, inset=2, disc=0.75, distractors=0, corner_rule=False
 )
 _PATH_X = Stimulus(
-    side=128, paddle_length=5.0, thickness=1.5, gap=2.0, border=3.0, disc=3.0, apart=20.0, continuity=1.8,
-    distractors=20, cells=1,
+    side=128, paddle_length=5, thickness=1.5, margins=(2, 3), continuity=1.8, apart=20, inset=40, disc=3.0,
+    contrast=0.9, distractors=8, distractor_contrast=0.9,
 )  # fmt: skip
 
 
@@ -37,16 +36,17 @@ class Pathfinder(Task):
         input_ids   0 0 17 190 84 ... 0     (rows one after the other, values 0 to 255)
         labels      1                       (`example()` draws the picture)
 
-    Provenance: generated from a seed, after the published stimulus in its hard version (two snakes of 14
-    paddles, five distractors of 4), on all cores, with the same result on any number of them, and cached:
-    160,000 / 20,000 / 20,000 pictures. Of the two origins one lies near the middle, the other 7 pixels from
-    it. A disc lies on the origin of one long snake, another on the far end of the same or of the other, each
-    with probability 1/2. Snakes keep a greater distance than the paddles of one snake do, so that the label
-    follows from the picture; `contact_sheet` shows some.
+    Provenance: generated from a seed, by the rules of Linsley et al. (2018) with the arena's settings for
+    its hard version (two snakes of 14 paddles, up to five distractors of 4), on all cores, with the same
+    result on any number of them, and cached: 160,000 / 20,000 / 20,000 pictures. One of the two long snakes
+    begins near the middle, the other 7 pixels from it. A disc lies on the first tip of one of them, another
+    on the far end of the same or of the other, each with probability 1/2. As in the published pictures,
+    snakes sometimes touch or cross, so that a few labels do not follow from what is seen; `contact_sheet`
+    shows some.
 
     Args:
-        side: pixels along an edge: 32, as published, or 8, a toy that a CPU begins to learn in a minute: two
-            snakes of two paddles, no distractors.
+        side: pixels along an edge: 32, as published, or 8, a toy by the same rules that a CPU begins to
+            learn in a minute: two snakes of two paddles of one pixel, no distractors.
         train_rows, valid_rows, test_rows: sizes of the splits.
         seed: of the generator.
     """
@@ -80,7 +80,7 @@ class Pathfinder(Task):
 
     def dataset(self, split: Split) -> PictureRows:
         counts = {s: sizes(self, s) for s in SPLITS}
-        key = {"version": 2, "seed": self.seed, "counts": counts, "stimulus": asdict(self.stimulus)}
+        key = {"version": 3, "seed": self.seed, "counts": counts, "stimulus": asdict(self.stimulus)}
         build = partial(_generate, self.stimulus, self.seed, counts)
         folder = cache.entry(self.name, key, build)
         return PictureRows(
@@ -96,13 +96,15 @@ class Pathfinder(Task):
 @register("pathx")
 @dataclass(frozen=True)
 class PathX(Pathfinder):
-    """Path-X: Pathfinder on 128 x 128 pixels, with longer paddles and twenty distractors.
+    """Path-X: Pathfinder on 128 x 128 pixels, with longer paddles and up to eight distractors.
 
         input_ids   0 0 17 190 84 ... 0     (16,384 pixels, rows one after the other, values 0 to 255)
         labels      1                       (`example()` draws the picture)
 
-    Provenance: generated as Pathfinder is, with the settings published for 128 x 128, hard: 160,000 / 20,000
-    / 20,000 pictures (3.3 GB in the cache).
+    Provenance: generated as Pathfinder is, with the settings published for 128 x 128, hard, of which one is
+    drawn for each picture, the margin between paddles (2 or 3 pixels): 160,000 / 20,000 / 20,000 pictures
+    (3.3 GB in the cache). Long snakes with the wider margin seldom find room: a picture takes fifty times
+    as long.
 
     Args:
         side: pixels along an edge: 128, as published, or 8: Pathfinder's toy, with the straighter snakes of
@@ -117,21 +119,49 @@ class PathX(Pathfinder):
 
 def pictures_of(stimulus: Stimulus, seed: int, job: int, count: int) -> tuple[Array, Array]:
     """The first `count` pictures uint8 [count, side, side] of a job, and their labels."""
-    snakes, discs, labels = scenes(stimulus, seed, job, count)
-    return draw(snakes, stimulus, discs), labels
-
-
-def scenes(stimulus: Stimulus, seed: int, job: int, count: int) -> tuple[Snakes, Array, Array]:
-    """Paddles, discs [count, 2, 2] and labels [count], of the same pictures."""
     rng = np.random.default_rng([seed, job])
     first, label = rng.integers(0, 2, (2, _PER_JOB))
-    parts: list[Snakes] = []
-    while sum(len(p.starts) for p in parts) < count:
-        parts.append(grow(rng, stimulus, 2 * _PER_JOB))
-    starts = np.concatenate([p.starts for p in parts])[:count]
-    snakes = Snakes(starts, np.concatenate([p.ends for p in parts])[:count])
-    label = label[:count].astype(np.uint8)
-    return snakes, tips(snakes, stimulus, first[:count], label), label
+    margins = rng.choice(stimulus.margins, _PER_JOB)
+    pictures = np.empty((_PER_JOB, stimulus.side, stimulus.side), np.uint8)
+    for margin in stimulus.margins:
+        rows, table = np.flatnonzero(margins == margin), glyphs(stimulus, margin)
+        snakes = grow(rng, stimulus, table, len(rows))
+        pictures[rows] = draw(snakes, stimulus, table, tips(snakes, stimulus, first[rows], label[rows]))
+    return pictures[:count], label[:count].astype(np.uint8)
+
+
+def tips(snakes: Snakes, stimulus: Stimulus, first: Array, label: Array) -> Array:
+    """[N, 2, 2]: the first tip of long snake `first` [N], and the far end of the same one (label 1) or of the
+    other."""
+    rows, n = np.arange(len(label)), stimulus.paddles
+    second = np.where(label == 1, first, 1 - first)
+    return np.stack([snakes.starts[rows, first * n], snakes.starts[rows, second * n + n - 1]], 1)
+
+
+def draw(snakes: Snakes, stimulus: Stimulus, table: Glyphs, centres: Array) -> Array:
+    """Pictures uint8 [N, side, side] of the paddles, with discs around centres [N, 2, 2]: of all that lies
+    somewhere the brightest, stretched to 0 to 255."""
+    round_, count = discs(stimulus), len(centres)
+    rim = max(round_.reach, table.reach)
+    canvas = np.zeros((count, stimulus.side + 2 * rim, stimulus.side + 2 * rim), np.float32)
+    for i in range(snakes.starts.shape[1]):
+        rows = np.flatnonzero(snakes.kinds[:, i] >= 0)
+        contrast = stimulus.contrast if i < 2 * stimulus.paddles else stimulus.distractor_contrast
+        glyph = table.lines[snakes.kinds[rows, i]] * np.float32(contrast)
+        _brighten(canvas, rim, rows, snakes.starts[rows, i], glyph)
+    for centre in (centres[:, 0], centres[:, 1]):
+        _brighten(canvas, rim, np.arange(count), centre, round_.at(centre))
+    canvas = canvas[:, rim:-rim, rim:-rim].astype(np.float64)
+    low, high = canvas.min((1, 2), keepdims=True), canvas.max((1, 2), keepdims=True)
+    return np.rint((canvas - low) * FULL / (high - low)).astype(np.uint8)
+
+
+def _brighten(canvas: Array, rim: int, rows: Array, centres: Array, glyph: Array) -> None:
+    """The greater of a canvas and of glyphs [N, n, n] around centres [N, 2]."""
+    at = np.arange(glyph.shape[1]) - glyph.shape[1] // 2 + rim
+    y, x = centres[:, 0, None] + at, centres[:, 1, None] + at
+    place = rows[:, None, None], y[:, :, None], x[:, None, :]
+    canvas[place] = np.maximum(canvas[place], glyph)
 
 
 def _job(stimulus: Stimulus, seed: int, job: tuple[int, int]) -> tuple[Array, Array]:
