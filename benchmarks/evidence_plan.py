@@ -47,7 +47,7 @@ ARENA: dict[str, tuple[int, tuple[Try, Try], float, float]] = {
     "citations": (4, (Try(1e-3, 4000, True), Try(5e-4, 4000)), 85, 16),
     "listops": (8, (Try(5e-4, 3000), Try(1e-3, 3000, True)), 50, 16),
     "image": (8, (Try(1e-3, 4000), Try(1e-3, 4000, convolution=True)), 65, 6),
-    "pathfinder": (8, (Try(5e-4, 40_000, True, True), Try(5e-4, 20_000, True, True, True)), 130, 4),
+    "pathfinder": (8, (Try(5e-4, 30_000, True, True), Try(5e-4, 20_000, True, True, True)), 100, 4),
 }
 CONVOLVED = 67  # pixels: 33 before each and 33 behind
 # Run on pictures by rules of our own, and on pairs of which those of a split had one subject, by a classifier

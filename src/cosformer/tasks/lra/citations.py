@@ -38,11 +38,11 @@ class Citations(DocumentPairs):
     Provenance: arXiv papers of PeerRead (Kang et al., 2018, arXiv:1804.09635), as `citations/papers.jsonl`
     (id, text) and `citations/citations.tsv` (citing, cited; both or .xz, .gz): 11,778 papers, 23,420
     citations among them; papers with a body of less than 500 characters are left out. No paper is in two
-    splits: a tenth of the papers that are in a citation is valid, another tenth is test, in four regions each,
-    grown along citations so that few of these are cut. Each citation within a split is a pair with label 1; for
-    each there is one with label 0, of the same citing paper and another paper's cited one. Not to be compared
-    with figures of Retrieval. How many rare words two papers share (the cosine of tf-idf, with the threshold
-    that is best on train) decides 80 % of train, 87 % of valid and 82 % of test.
+    splits: a tenth of the papers that are in a citation is valid, another tenth is test, in four regions
+    each, grown along citations so that few of these are cut. Each citation within a split is a pair with
+    label 1; for each there is one with label 0, of the same citing paper and another paper's cited one. Not
+    to be compared with figures of Retrieval. How many rare words two papers share (the cosine of tf-idf, with
+    the threshold that is best on train) decides 80 % of train, 87 % of valid and 82 % of test.
 
     Args:
         official: whether the files must have the counts above.

@@ -113,7 +113,7 @@ class Field:
 
 def inside_of(side: int, points: Array) -> Array:
     inside: Array = np.logical_and(points >= 0, points < side)
-    return inside.all(-1)
+    return np.asarray(inside.all(-1))
 
 
 def begun(s: Stimulus, g: Glyphs, tips: Array, kinds: Array) -> tuple[Array, Array]:
