@@ -11,7 +11,7 @@ import pytest
 from cosformer import tasks
 from cosformer.tasks.lra import pathfinder
 from cosformer.tasks.lra.pathfinder_glyphs import DEGREES, Discs, dilated, glyphs
-from cosformer.tasks.lra.pathfinder_snakes import Snakes, grow
+from cosformer.tasks.lra.pathfinder_snakes import Snakes, _distractor, _long_snakes, grow
 
 STIMULI = {
     "pathfinder": tasks.build("pathfinder").stimulus,
@@ -176,6 +176,22 @@ def test_as_many_distractors_as_published():
         assert abs(laid.mean() - expected) < 4 * laid.std() / math.sqrt(128)
 
 
+def test_attempts_at_distractors_leave_nothing():
+    s = replace(STIMULI["pathfinder"], corner_rule=False)
+    field = _long_snakes(np.random.default_rng(0), s, glyphs(s, 1), 1000)
+    inner = slice(field.rim, -field.rim)
+    for first in range(2 * s.paddles, s.total, s.distractor_paddles):
+        expected = field.mask[:, inner, inner] / 255
+        _distractor(field, first)
+        for k, i in np.argwhere(field.kinds[:, first : first + s.distractor_paddles] >= 0):
+            own = placed(s, field.glyphs.masks[field.kinds[k, first + i]], field.starts[k, first + i])
+            expected[k] = np.maximum(expected[k], own)
+        np.testing.assert_array_equal(field.mask[:, inner, inner] / 255, expected)
+    for mask, near in zip(field.mask, field.near, strict=True):
+        np.testing.assert_array_equal(near[inner, inner], dilated(mask, 1)[inner, inner])
+    assert (field.kinds < 0).any()
+
+
 def drawn_by_pil(g, s, kind):
     """Paddle and mask of one kind: a line at twice the size, and what is near it."""
     middle, angle = 2 * g.reach, angle_of(g, kind)
@@ -287,10 +303,18 @@ def test_labels_and_pictures():
     assert 45 < rows.labels.sum() < 105, "balanced: within five standard deviations of a half"
     assert rows.pictures.max((1, 2)).min() == 255
     assert rows.pictures.min((1, 2)).max() == 0
-    light = rows.pictures.mean((1, 2))
-    joined, apart = light[rows.labels == 1], light[rows.labels == 0]
-    assert abs(joined.mean() - apart.mean()) < 3 * light.std() * np.sqrt(1 / len(joined) + 1 / len(apart))
     assert len(np.unique(rows.pictures.reshape(len(rows), -1), axis=0)) == len(rows)
+
+
+def test_no_pixel_alone_says_the_label(monkeypatch):
+    monkeypatch.setattr(pathfinder, "_PER_JOB", 512)
+    found, labels = pathfinder.pictures_of(STIMULI["pathfinder"], 0, 0, 512)
+    joined, apart = (found[labels == label].astype(float) for label in (1, 0))
+    error = np.sqrt(joined.var(0) / len(joined) + apart.var(0) / len(apart)) + 0.1
+    assert abs((joined.mean(0) - apart.mean(0)) / error).max() < 5
+    light = found.mean((1, 2))
+    difference = joined.mean() - apart.mean()
+    assert abs(difference) < 3 * light.std() * np.sqrt(1 / len(joined) + 1 / len(apart))
 
 
 def test_contact_sheet(tmp_path):

@@ -16,7 +16,7 @@ import numpy as np
 from cosformer.tasks.lra.pathfinder_glyphs import DEGREES, FULL, Array, Glyphs, Stimulus, translated
 
 _LEAST = 1e-4 * FULL * 2**20  # the weight of all candidates below which there is no way on
-_OVERLAP = 459  # 1.8, of a mask and of a paddle's own, in parts of FULL
+_OVERLAP = 459  # 1.8, of a mask and of a paddle's own, in parts of FULL; as published, 1.8 itself is too much
 _TAKEN = 0.3 * FULL  # of a mask, where a distractor begins
 _DRAWS = 3
 _ATTEMPTS = 5  # at a distractor
@@ -112,8 +112,7 @@ class Field:
 
 
 def inside_of(side: int, points: Array) -> Array:
-    inside: Array = np.logical_and(points >= 0, points < side)
-    return np.asarray(inside.all(-1))
+    return np.all(np.logical_and(points >= 0, points < side), axis=-1)
 
 
 def begun(s: Stimulus, g: Glyphs, tips: Array, kinds: Array) -> tuple[Array, Array]:
