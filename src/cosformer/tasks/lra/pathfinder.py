@@ -103,7 +103,7 @@ class PathX(Pathfinder):
 
     Provenance: generated as Pathfinder is, with the settings published for 128 x 128, hard, of which one is
     drawn for each picture, the margin between paddles (2 or 3 pixels): 160,000 / 20,000 / 20,000 pictures
-    (3.3 GB in the cache). Long snakes with the wider margin seldom find room: a picture takes fifty times
+    (3.3 GB in the cache). Long snakes with the wider margin seldom find room: a picture takes thirty times
     as long.
 
     Args:
