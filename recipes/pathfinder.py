@@ -2,7 +2,7 @@
 
 `paper`: the arena's original settings (4 layers of width 32, feed-forward 32, 4 heads, batch 512, rate 1e-3
 with cosine decay, 200 epochs). There queries, keys and values are 16 wide, here as wide as the model.
-A transformer may stay at one half for a long time before it moves: where the discs lie tells 67 % of the
+A transformer may stay at one half for a long time before it moves: where the discs lie tells 65 % of the
 pictures apart, but neither disc does by itself, and the mean of a thousand pixels hardly shows two. So
 `small` pools by maximum, and its embeddings of pixels begin on a line at 0.3. On pictures of 14 x 14 by the
 same rules (two snakes of four paddles; two layers of width 32; trials without a record) the mean and the
