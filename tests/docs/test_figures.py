@@ -101,7 +101,8 @@ def test_what_is_said_of_the_arena_is_what_the_records_say():
     assert f"in 3,000 steps ({worse})" in best
     windows, plain = (figure("citations", row) for row in ("windows", "cosformer"))
     assert f"windows have {windows} and cosformer {plain}." in learned
-    assert not places.best("lra", "citations", "softmax"), "it has a figure to be told"
+    assert not places.best("lra", "citations", "softmax"), "the page says that it has no record"
+    assert not places.best("lra", "pathfinder", "softmax"), "the page says that Pathfinder has no figure"
 
 
 def test_what_is_said_of_pretrained_models_of_the_arena_is_what_the_records_say():
