@@ -120,8 +120,8 @@ def arena(places: Places) -> Section:
         "and positions (learned, or by distance alone) with their number of steps are the best of those "
         f"tried on validation ({effort} so far). Pathfinder is planned with two layers of width 64, "
         "pooled by maximum, for many steps; of two layers, ours has none of softmax, and is windows. Our "
-        "Retrieval is a stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
-        f"Other people's codebases have columns of their own. {_again('lra')}"
+        "Retrieval is a stand-in, citations among 7,306 arXiv papers, and does not compare with the "
+        f"published one (AAN). Other people's codebases have columns of their own. {_again('lra')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "lra"]
     return Section("Long Range Arena (Table 4)", [Table(header, rows, caption), *_said(own)])
