@@ -7,10 +7,10 @@ pictures apart, but neither disc does by itself, and the mean of a thousand pixe
 `small` pools by maximum, and its embeddings of pixels begin on a line at 0.3. On pictures of 14 x 14 by the
 same rules (two snakes of four paddles; two layers of width 32; trials without a record) the mean and the
 first token stayed at one half for 2,200 steps of 64 with softmax; the maximum left it after 800 with softmax
-and cosFormer and after 400 with windows, for 0.64 to 0.67 at the end. On 32 x 32 this is untried; with the
-mean, learned positions and rates of 0.0005 to 0.002, softmax, cosFormer and windows stayed at one half there
-for 2,000 to 7,500 steps of 128, also with a convolution over a row of pixels. `tiny` has pictures of 8 x 8
-pixels, and is learned in a minute.
+and cosFormer and after 400 with windows, for 0.64 to 0.67 at the end. On 32 x 32 cosFormer of that size had
+not left it after 2,900 steps of 24 pictures; with the mean, learned positions and rates of 0.0005 to 0.002,
+softmax, cosFormer and windows of width 64 stayed there for 2,000 to 7,500 steps of 128, also with a
+convolution over a row of pixels. `tiny` has pictures of 8 x 8 pixels, and is learned in a minute.
 """
 
 from cosformer.training.recipes import Table
