@@ -59,7 +59,7 @@ _SLOWER = {
     "softmax": 1.5, OURS: 1.4, WINDOWS: 1.2, "linear": 1.2, "leaky_relu": 1.6, "identity": 1.6,
     "performer": 2.0, "longformer": 3.0,
 }  # fmt: skip
-# Its mask over padded texts makes softmax slower than that on pairs of 4,000 bytes.
+# On padded pairs of 4,000 bytes softmax has a mask. From runs that shared the GPU; that of ours is a guess.
 _SLOWER_ON = {("citations", "softmax"): 5.3, ("citations", OURS): 2.5, ("citations", WINDOWS): 1.75}
 WAIT = ("longformer",)  # attentions that look at what is on the GPU
 
