@@ -137,6 +137,9 @@ VARIANTS: dict[str, Variant] = {
     # Of the family that it is a control for: only the shape of the window differs.
     "relu + windows": Variant("relu", "windows", {"attention_parameters": parameters(BOUNDED)}, 3.0, 20.0),
     "linear, rotary": Variant("linear", "linear", {"position": "rotary"}, 1.2),
+    "identity, rotary": Variant("identity", "identity", {"position": "rotary"}, 1.5, 12.0),
+    "performer, rotary": Variant("performer", "performer", {"position": "rotary"}, 4.0, 20.0),
+    "rfa, rotary": Variant("rfa", "rfa", {"position": "rotary"}, 4.0, 20.0),
 }
 # The variant of each family that tries the learning rates.
 TRIED = {
@@ -145,6 +148,9 @@ TRIED = {
     "windows": "windows",
     "relu": "relu, rotary",
     "linear": "linear, rotary",
+    "identity": "identity, rotary",
+    "performer": "performer, rotary",
+    "rfa": "rfa, rotary",
 }
 # What the library recommends: the variant that stands as "ours" in the tables of the paper.
 OURS = "one softmax layer of 1,024 + gate, norm; q, k norm"
@@ -175,6 +181,7 @@ FIRST = (
     *CONTROLS,
 )
 BASELINES = ("softmax, rotary", "linear, rotary", "relu, rotary", "cosformer, rotary", WINDOWS, OURS)
+MORE = ("identity", "performer", "rfa")  # what the paper's Table 2 has beside these
 
 
 def _entry(name: str, column: str, steps: int, length: int = 1024, **more: Any) -> Entry:
@@ -216,7 +223,13 @@ def short() -> list[Entry]:
     """Every variant with the short budget; those that try learning rates have their figure from there."""
     tried = [entry for family in ("softmax", "windows", "cosformer") for entry in tries(family)]
     others = [name for name in dict.fromkeys((*FIRST, *VARIANTS)) if name not in TRIED.values()]
-    return [*tried, *(of(name, "short", SHORT) for name in others), *tries("relu"), *tries("linear")]
+    return [
+        *tried,
+        *(of(name, "short", SHORT) for name in others),
+        *tries("relu"),
+        *tries("linear"),
+        *(entry for family in MORE for entry in tries(family)),
+    ]
 
 
 def long() -> list[Entry]:
@@ -255,4 +268,5 @@ def at_8192_equal_tokens() -> list[Entry]:
 def baselines() -> list[Entry]:
     """The rows of the paper's Table 2, with their tries."""
     tried = [e for family in ("softmax", "cosformer", "linear", "relu", "windows") for e in tries(family)]
-    return [*tried, *(of(name, "long", LONG) for name in BASELINES)]
+    more = [e for family in MORE for e in (*tries(family), of(TRIED[family], "long", LONG))]
+    return [*tried, *(of(name, "long", LONG) for name in BASELINES), *more]

@@ -16,18 +16,19 @@ def can_flash(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return (
         USE_KERNEL
         and q.is_cuda
-        and all(_dtype(x) in HALF for x in (q, k, v))
+        and all(dtype_of(x) in HALF for x in (q, k, v))
         and dim == v.shape[3]
         and dim % 8 == 0
         and dim <= 256
     )
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, window: int, causal: bool) -> Tensor:
-    """[B, Tq, H, D]: the last query stands at the last key, and each sees |i - j| < window."""
+def flash(q: Tensor, k: Tensor, v: Tensor, window: int, causal: bool, scale: float | None = None) -> Tensor:
+    """[B, Tq, H, D]: the last query stands at the last key, and each sees |i - j| < window. `scale` of the
+    scores: 1 / sqrt(D) where nothing else is said."""
     from torch.nn.attention.varlen import varlen_attn
 
-    batch, tq, tk, dtype = q.shape[0], q.shape[1], k.shape[1], _dtype(q)
+    batch, tq, tk, dtype = q.shape[0], q.shape[1], k.shape[1], dtype_of(q)
     rows = torch.arange(batch + 1, device=q.device, dtype=torch.int32)
     more: dict[str, Any] = {}
     if q.shape[2] != k.shape[2] and _NAMES_GROUPS:
@@ -40,6 +41,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, window: int, causal: bool) -> Tensor:
         rows * tk,
         tq,
         tk,
+        scale=scale,
         window_size=(window - 1, 0 if causal else window - 1),
         **more,
     )
@@ -47,7 +49,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, window: int, causal: bool) -> Tensor:
     return out.unflatten(0, (batch, tq))
 
 
-def _dtype(x: Tensor) -> torch.dtype:
+def dtype_of(x: Tensor) -> torch.dtype:
     """That in which PyTorch's own attention would compute."""
     if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
         return torch.get_autocast_dtype("cuda")

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.attention.flash import can_flash, flash
+from cosformer.attention.hidden_keys import can_hide, with_columns
 
 BLOCK = 64  # a block is a multiple of it
 
@@ -104,6 +105,9 @@ def _one_window(
     masked = 0 if key_mask is None else key_mask.shape[1]
     size = -(-(window - 1) // BLOCK) * BLOCK or BLOCK
     ahead = 0 if causal else size
+    if key_mask is not None and masked == tk == tq and offset == 0 and can_hide(q, k, v):
+        scale, dim = q.shape[3] ** -0.5, v.shape[3]
+        return flash(*with_columns(q, k, v, key_mask), window, causal, scale)[..., :dim]
     fused = can_flash(q, k, v) and masked < tk and (offset + tq <= tk if causal else offset + tq == tk)
     if fused:
         start, stop = max(0, masked + window - 1 - offset if masked else -offset), tq

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.attention.base import Attention, State, within_lengths
+from cosformer.attention.hidden_keys import can_hide, with_columns
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
 from cosformer.attention.sliding import masked_attention, runs, sliding_softmax
@@ -241,7 +242,12 @@ def _softmax(
     tq, tk = q.shape[1], k.shape[1]
     # Where each query stands at or behind the last key, causality hides nothing.
     hides = causal and offset < tk - 1
-    simple = near is None and key_mask is None and (not hides or (offset == 0 and tq == tk))
+    maskless = near is None and (not hides or _is_square(q, k, offset))
+    dim, scale = v.shape[3], None
+    if maskless and key_mask is not None and can_hide(q, k, v):
+        scale = q.shape[3] ** -0.5
+        (q, k, v), key_mask = with_columns(q, k, v, key_mask), None
+    simple = maskless and key_mask is None
     seen = None if simple else visible(tq, tk, offset, hides, key_mask, q.device)
     if seen is not None and near is not None:
         seen = (seen & near).repeat_interleave(q.shape[2] // k.shape[2], 1)
@@ -255,8 +261,14 @@ def _softmax(
         v.transpose(1, 2),
         attn_mask=None if seen is None or any_key is None else seen | ~any_key,
         is_causal=is_causal,
+        scale=scale,
         enable_gqa=q.shape[2] != k.shape[2],
-    )
+    )[..., :dim]
     if any_key is not None:
         out = out.masked_fill(~any_key, 0)
     return out.transpose(1, 2)
+
+
+def _is_square(q: Tensor, k: Tensor, offset: int) -> bool:
+    """Whether query i stands at key i, as the kernels' own causality has it."""
+    return offset == 0 and q.shape[1] == k.shape[1]

@@ -1,0 +1,35 @@
+"""Keys hidden from fused softmax kernels that take no mask, by columns added to queries and keys.
+
+A mask [B, 1, Tq, Tk] is large, and the kernels that take one are slow. With q' = [q, c], and k' = [k, 0] for
+a key that is seen and [k, -c] for one that is hidden, the score of a hidden key is lower by 8 c^2 / sqrt(D),
+and its weight is exp(-740,000) = 0 for heads of 128. Values of hidden keys are zeros, so a query that sees no
+key gives zeros; c is small enough for its scores to be told apart in float32.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosformer.attention.flash import can_flash, dtype_of
+
+COLUMNS = 8  # head sizes of the kernels are multiples of it
+SIZE = 1024.0  # c
+LARGEST_HEAD = 128
+FEWEST_QUERIES = 64  # for fewer a mask is small, and keys would be copied
+
+
+def can_hide(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a kernel without a mask serves these inputs with the columns added."""
+    return q.shape[1] >= FEWEST_QUERIES and q.shape[3] <= LARGEST_HEAD and can_flash(q, k, v)
+
+
+def with_columns(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values with `COLUMNS` more; those of the values, and so of the result, are zeros.
+
+    key_mask bool [B, Tk]; keys and values that it hides are zeros. Scores are scaled by the size of the heads
+    without the columns.
+    """
+    q, k, v = (x.to(dtype_of(x)) for x in (q, k, v))
+    hidden = (~key_mask)[:, :, None, None].to(k.dtype) * -SIZE
+    k = torch.cat((k, hidden.expand(*k.shape[:3], COLUMNS)), 3)
+    return F.pad(q, (0, COLUMNS), value=SIZE), k, F.pad(v, (0, COLUMNS))
