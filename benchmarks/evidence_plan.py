@@ -26,18 +26,20 @@ class Try(NamedTuple):
     length together. Else they are learned, as in the paper. `narrow`: two layers of width 64 and a rate that
     falls in a line, for many steps, as Skyformer's authors trained (Chen et al., 2021, arXiv:2111.00035);
     they had 2 heads. `convolution`: queries, keys and values are convolved over a row of pixels before and
-    one behind, so that a layer sees what is above and below."""
+    one behind, so that a layer sees what is above and below. `dropout`, where it is not the recipe's."""
 
     rate: float
     steps: int
     relative: bool = False
     narrow: bool = False
     convolution: bool = False
+    dropout: float | None = None
 
     @property
     def part(self) -> str:
-        kinds = (name for name in ("relative", "narrow", "convolution") if getattr(self, name))
-        return ", ".join((f"rate {self.rate:g}", *kinds))
+        kinds = [name for name in ("relative", "narrow", "convolution") if getattr(self, name)]
+        dropout = [] if self.dropout is None else [f"dropout {self.dropout:g}"]
+        return ", ".join((f"rate {self.rate:g}", *kinds, *dropout))
 
 
 # Long Range Arena: recipe: heads, what is tried in this order, seconds of cosFormer alone, GiB.
@@ -46,14 +48,18 @@ ARENA: dict[str, tuple[int, tuple[Try, Try], float, float]] = {
     "citations": (4, (Try(1e-3, 4000, True), Try(5e-4, 4000)), 85, 16),
     "listops": (8, (Try(5e-4, 3000), Try(1e-3, 3000, True)), 50, 16),
     "image": (8, (Try(1e-3, 4000), Try(1e-3, 4000, convolution=True)), 65, 6),
-    "pathfinder": (8, (Try(1e-3, 20_000, False, True), Try(1e-3, 20_000, False, True, True)), 70, 4),
+    "pathfinder": (
+        8,
+        (Try(1e-3, 20_000, narrow=True, dropout=0.0), Try(1e-3, 20_000, narrow=True, dropout=0.1)),
+        70,
+        4,
+    ),
 }
 CONVOLVED = 67  # pixels: 33 before each and 33 behind
 # What the data are called in the names of runs. Runs on earlier data are in results/earlier.
 DATA = {"pathfinder": "published rules", "citations": "four regions"}
 NARROW: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
-    "dropout": 0.1,
 }  # fmt: skip
 # How long the others take beside cosFormer, for planning.
 _SLOWER = {
@@ -87,7 +93,7 @@ def parts(recipe: str, row: str, heads: int) -> tuple[str, dict[str, Any]]:
 def _arena(recipe: str, row: str, tried: Try) -> Entry:
     heads, _, seconds, memory = ARENA[recipe]
     attention, model = parts(recipe, row, heads)
-    rate, steps, relative, narrow, convolution = tried
+    rate, steps, relative, narrow, convolution, dropout = tried
     part = ", ".join(filter(None, (tried.part, DATA.get(recipe))))
     every = -(-steps // 12)
     overrides: dict[str, Any] = {
@@ -99,6 +105,8 @@ def _arena(recipe: str, row: str, tried: Try) -> Entry:
         if row == WINDOWS:
             model |= defaults.recommended(64, 4, 128) | {"position": model["position"]}
         overrides |= {"model": model, "schedule": "polynomial", "warmup": 312, "weight_decay": 0.0}
+    if dropout is not None:
+        overrides["model"] = model = {**model, "dropout": dropout}
     if relative:
         position = "none" if row in (WINDOWS, OURS) else "rotary"
         model = {**model, "position": position, "embedding_range": 0.3}
@@ -134,7 +142,7 @@ class Holes(NamedTuple):
 # Of texts 1,024 tokens are read: batches have one shape then, for graphs; the horizon is that of whole texts.
 _BYTES: dict[str, Any] = {"probability": 0.15, "settings": {"length": 1024}}
 HOLES = {
-    "pathfinder": Holes(8000, 1, 60, 6, {}, {}),
+    "pathfinder": Holes(8000, 0, 60, 6, {}, {}),
     "image": Holes(8000, 1, 130, 8, {}, {}),
     "listops": Holes(3000, 0, 60, 25, {"probability": 0.15}, {}),
     "text": Holes(3000, 0, 50, 16, _BYTES, {"horizon": 4000}),
