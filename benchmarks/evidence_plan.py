@@ -115,7 +115,7 @@ def _arena(recipe: str, row: str, tried: Try) -> Entry:
         overrides["model"] = {**overrides["model"], "conv_size": CONVOLVED}
     slower = _SLOWER_ON.get((recipe, row), _SLOWER.get(row, 1.0)) * (_CONVOLUTION if convolution else 1.0)
     return Entry(
-        "lra", recipe, row, recipe, attention, 10 + seconds * slower, memory, 0.7,
+        "lra", recipe, row, recipe, attention, 10 + seconds * slower, memory, 1.0,
         overrides=overrides, part=part,
     )  # fmt: skip
 

@@ -100,9 +100,7 @@ def test_queries_that_stand_elsewhere_keep_their_mask(monkeypatch, counted):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("windows", [None, 100], ids=["all", "window"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(
-    "shape", [(700, 4, 4, 32), (333, 4, 2, 64), (513, 2, 2, 128), (200, 2, 1, 8)], ids=str
-)
+@pytest.mark.parametrize("shape", [(700, 4, 4, 32), (333, 4, 2, 64), (200, 2, 1, 8)], ids=str)
 def test_on_a_gpu(shape, dtype, windows, causal, kind, without, counted):
     x, mask = inputs(*shape, dtype, "cuda"), mask_of(kind, shape[0]).cuda()
     for y in x[1:]:

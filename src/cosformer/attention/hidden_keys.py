@@ -2,8 +2,8 @@
 
 A mask [B, 1, Tq, Tk] is large, and the kernels that take one are slow. With q' = [q, c], and k' = [k, 0] for
 a key that is seen and [k, -c] for one that is hidden, the score of a hidden key is lower by 8 c^2 / sqrt(D),
-and its weight is exp(-740,000) = 0 for heads of 128. Values of hidden keys are zeros, so a query that sees no
-key gives zeros; c is small enough for its scores to be told apart in float32.
+and its weight is exp(-1,048,576) = 0 for heads of 64. Values of hidden keys are zeros, so a query that sees
+no key gives zeros; c is small enough for its scores to be told apart in float32.
 """
 
 import torch
@@ -14,7 +14,7 @@ from cosformer.attention.flash import can_flash, dtype_of
 
 COLUMNS = 8  # head sizes of the kernels are multiples of it
 SIZE = 1024.0  # c
-LARGEST_HEAD = 128
+LARGEST_HEAD = 64  # of 128, the kernels take longer with the columns than with a mask
 FEWEST_QUERIES = 64  # for fewer a mask is small, and keys would be copied
 
 
