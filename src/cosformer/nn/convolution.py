@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cosformer.ops.backends import runs_triton
 from cosformer.ops.checks import flag, positive_int
 
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
 
+USE_KERNEL = False  # our own, for many weights over both sides on a GPU: it has not been run on one yet
 _FEW = 16  # weights that are multiplied one by one: with more a transform is faster on a CPU
 
 
@@ -100,6 +102,10 @@ class ShortConvolution(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Each row is one document."""
         length, back, ahead = x.shape[1], self.distances[-1], -self.distances[0]
+        if self._has_kernel(x):
+            from cosformer.ops.gpu.long_convolution import long_convolution
+
+            return long_convolution(x, self.weight), None
         around = F.pad(x, (0, 0, back, ahead)) if state is None else torch.cat([state.to(x.dtype), x], 1)
         if len(self.distances) > _FEW and not self.causal:
             return x + _convolved(around, self.weight, length).to(x.dtype), None
@@ -112,6 +118,15 @@ class ShortConvolution(nn.Module):
             return y, around[:, length:].clone()  # a view would keep all inputs of the call in memory
         last = lengths[:, None] + torch.arange(self.memory, device=x.device)
         return y, around.gather(1, last[..., None].expand(-1, -1, self.channels))
+
+    def _has_kernel(self, x: Tensor) -> bool:
+        return (
+            USE_KERNEL
+            and not self.causal
+            and len(self.distances) > _FEW
+            and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+            and runs_triton(x.device)
+        )
 
     def _packed(
         self, x: Tensor, cu_seqlens: Tensor, state: Tensor | None, return_state: bool
