@@ -50,7 +50,10 @@ ARENA: dict[str, tuple[int, tuple[Try, Try], float, float]] = {
     "image": (8, (Try(1e-3, 4000), Try(1e-3, 4000, convolution=True)), 65, 6),
     "pathfinder": (
         8,
-        (Try(1e-3, 20_000, narrow=True, dropout=0.0), Try(1e-3, 20_000, narrow=True, dropout=0.1)),
+        (
+            Try(1e-3, 20_000, narrow=True, dropout=0.0),
+            Try(1e-3, 20_000, narrow=True, convolution=True, dropout=0.0),
+        ),
         70,
         4,
     ),
