@@ -71,7 +71,7 @@ _SLOWER = {
 }  # fmt: skip
 # On pairs of 4,000 bytes; those of softmax and ours from the time of their attention alone.
 _SLOWER_ON = {("citations", "softmax"): 2.6, ("citations", OURS): 2.0, ("citations", WINDOWS): 1.75}
-_CONVOLUTION = 2.5  # times as long with one of CONVOLVED pixels
+_CONVOLUTION = 2.5  # how much longer a run takes with one of CONVOLVED pixels; a step alone, three times
 WAIT = ("longformer",)  # attentions that look at what is on the GPU
 
 

@@ -88,6 +88,33 @@ def test_columns_say_what_a_mask_says(dim, causal, kind, monkeypatch, without, c
         torch.testing.assert_close(ours[name], truth, rtol=1e-8, atol=1e-8, msg=name)
 
 
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("window", [2, 33, 65])
+def test_columns_under_windows(window, causal, kind, monkeypatch, without, counted):
+    """With the kernel's own equation in its place."""
+
+    def flash(q, k, v, window, causal, scale):
+        i = torch.arange(q.shape[1])
+        near = (i[:, None] - i).abs() < window
+        group = q.shape[2] // k.shape[2]
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), *(x.repeat_interleave(group, 2).transpose(1, 2) for x in (k, v)),
+            attn_mask=near.tril() if causal else near, scale=scale,
+        ).transpose(1, 2)  # fmt: skip
+
+    monkeypatch.setattr(sliding, "can_hide", lambda *x: True)
+    monkeypatch.setattr(sliding, "flash", flash)
+    x, mask = inputs(70, 4, 2, 8, torch.float64), mask_of(kind, 70)
+    for y in x[1:]:
+        y[~mask] = torch.nan
+    grad = torch.randn(3, 70, 4, 8, dtype=torch.float64)
+    ours = results(*x, mask, grad, (window,) * 2, causal)
+    assert counted
+    for name, truth in without(*x, mask, grad, (window,) * 2, causal).items():
+        torch.testing.assert_close(ours[name], truth, rtol=1e-8, atol=1e-8, msg=name)
+
+
 def test_queries_that_stand_elsewhere_keep_their_mask(monkeypatch, counted):
     monkeypatch.setattr(softmax, "can_hide", lambda *x: True)
     x, mask = inputs(70, 2, 2, 8, torch.float64), mask_of("holes", 70)

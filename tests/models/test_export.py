@@ -29,6 +29,22 @@ def test_a_length_stays_free():
         close(found["model.embed_tokens.weight"], expected["model.embed_tokens.weight"], 1e-3)
 
 
+@torch.no_grad()
+def test_a_length_stays_free_beside_padding():
+    config = {"attention": "softmax", "num_hidden_layers": 1, "max_position_embeddings": 256}
+    net = build(CosformerForCausalLM, torch.float32, **config)
+    length = {1: torch.export.Dim("length", min=2, max=200)}
+    program = torch.export.export(
+        net, (tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)), {"use_cache": False},
+        dynamic_shapes={"input_ids": length, "attention_mask": length, "use_cache": None}, strict=False,
+    )  # fmt: skip
+    for n in (7, 150):
+        ids, mask = tokens(2, n), torch.ones(2, n, dtype=torch.int64)
+        mask[0, 5:] = 0
+        found, expected = (made(ids, mask, use_cache=False).logits for made in (program.module(), net))
+        close(found[mask == 1], expected[mask == 1], 1e-5)
+
+
 def call(program, ids, length, cache):
     """With the inputs that generate() gave while it was made: earlier versions give the mask too."""
     inputs = {"input_ids": ids, "past_key_values": cache}

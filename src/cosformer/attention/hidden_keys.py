@@ -1,9 +1,10 @@
 """Keys hidden from fused softmax kernels that take no mask, by columns added to queries and keys.
 
 A mask [B, 1, Tq, Tk] is large, and the kernels that take one are slow. With q' = [q, c], and k' = [k, 0] for
-a key that is seen and [k, -c] for one that is hidden, the score of a hidden key is lower by 8 c^2 / sqrt(D),
-and its weight is exp(-1,048,576) = 0 for heads of 64. Values of hidden keys are zeros, so a query that sees
-no key gives zeros; c is small enough for its scores to be told apart in float32.
+a key that is seen and [k, -c] for one that is hidden, q' . k' of a hidden key is -8 c^2 = -8.4 million, and
+its weight exp(-1,048,576) = 0 with heads of 64, as long as q . k of a seen key stays above that. Keys and
+values that are hidden are zeros, so a query that sees no key gives zeros. c is no larger because the backward
+computes exp(score - log-sum-exp) in float32, and for such a query both are near -8 c^2 / sqrt(D).
 """
 
 import torch
@@ -14,13 +15,15 @@ from cosformer.attention.flash import can_flash, dtype_of
 
 COLUMNS = 8  # head sizes of the kernels are multiples of it
 SIZE = 1024.0  # c
-LARGEST_HEAD = 64  # of 128, the kernels take longer with the columns than with a mask
+LARGEST_HEAD = 64  # with heads of 128 the kernels are slower with the columns than with a mask
 FEWEST_QUERIES = 64  # for fewer a mask is small, and keys would be copied
 
 
 def can_hide(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a kernel without a mask serves these inputs with the columns added."""
-    return q.shape[1] >= FEWEST_QUERIES and q.shape[3] <= LARGEST_HEAD and can_flash(q, k, v)
+    if not can_flash(q, k, v) or q.shape[3] > LARGEST_HEAD:
+        return False
+    return torch.compiler.is_exporting() or q.shape[1] >= FEWEST_QUERIES  # a length stays free in an export
 
 
 def with_columns(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
