@@ -3,7 +3,9 @@ of enwik8, for CPU cores, so that every row has three seeds.
 
 Without windows: ReLU alone, and the cosine with a horizon of one, two and four lengths of a text, the flatter
 the longer; all with rotary positions. With windows, which need no positions: cut off at W (ReLU, a box), and
-falling to zero at W (the cosine); softmax without and with the same windows beside them.
+falling to zero at W (the cosine); softmax without and with the same windows beside them. Then the other
+weights of the paper's tables, with rotary positions; and what this library adds to windows, at equal
+parameters: a gate and norms, and one layer of softmax.
 """
 
 import dataclasses
@@ -18,9 +20,11 @@ WINDOWS = [2, 4, 16, 512]
 STEPS, BATCH = 800, 4
 RATES = (3e-3, 1e-3)
 _ROTARY: dict[str, Any] = {"position": "rotary"}
-_WINDOWED: dict[str, Any] = {"attention_parameters": {"windows": WINDOWS}}
+_SEEN = {"windows": WINDOWS}
+_WINDOWED: dict[str, Any] = {"attention_parameters": _SEEN}
+_GATED: dict[str, Any] = defaults.recommended(WIDTH, HEADS, 4 * WIDTH) | _WINDOWED
 # Row: the attention, and what of the model is its own.
-ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "relu": ("relu", _ROTARY),
     "cosine, M = T": ("cosformer", {**_ROTARY, "horizon": LENGTH}),
     "cosine, M = 2T": ("cosformer", {**_ROTARY, "horizon": 2 * LENGTH}),
@@ -29,6 +33,12 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "cosine, windows": ("cosformer", _WINDOWED),
     "softmax": ("softmax", _ROTARY),
     "softmax, windows": ("softmax", {**_ROTARY, **_WINDOWED}),
+    **{name: (name, _ROTARY) for name in ("leaky_relu", "identity", "linear", "performer", "rfa")},
+    "cosine, windows, gate and norms": ("cosformer", _GATED),
+    "cosine, windows, gate and norms; one softmax layer": (
+        ["cosformer", "cosformer", "softmax", "cosformer"],
+        {**_GATED, "attention_parameters": [_SEEN, _SEEN, {"windows": [LENGTH] * HEADS}, _SEEN]},
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import ablation, enwik8_plan, evidence_plan, time_slice
+from benchmarks import ablation, cosine_plan, enwik8_plan, evidence_plan, time_slice
 from benchmarks.plan import build, is_done, with_seed
 from cosformer import tasks
 from cosformer.training.model import HEADS, configuration
@@ -130,6 +130,19 @@ def test_the_controls_differ_in_one_thing():
     names = [e.name for e in enwik8_plan.short()]
     assert len(names) == len(set(names))
     assert {e.row for e in enwik8_plan.short()} == set(enwik8_plan.VARIANTS)
+
+
+def test_small_models_of_all_weights_are_of_one_size():
+    """Of those for CPU cores, too; random features are no parameters."""
+    sizes = {}
+    for entry in cosine_plan.entries():
+        if "rate" in entry.part:
+            with torch.device("meta"):
+                run = build(entry, {})
+                model = configuration(run, tasks.build(run.task, **run.task_settings))
+                sizes[entry.row] = HEADS["causal_lm"](model).num_parameters()
+    assert set(sizes) == set(cosine_plan.ROWS)
+    assert max(sizes.values()) <= 1.01 * min(sizes.values()), sizes
 
 
 def test_the_variants_are_of_one_size():
