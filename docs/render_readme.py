@@ -1,4 +1,4 @@
-"""Brings the figure and the table of measurements in README.md up to date with the newest benchmark records.
+"""Brings the figure and the tables in README.md up to date with the records.
 
 python docs/render_readme.py
 """
@@ -8,14 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.report import plotter, records, render
-from cosformer.report.sections import operator_gpu
+from cosformer.report.sections import evidence, operator_gpu
 from cosformer.report.sections.common import PHASE, hardware_words, latest
 from cosformer.terminal import seconds, size
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 FIGURE = ROOT / "docs" / "figures" / "time-against-length.svg"
-BEGIN, END = "<!-- measured: python docs/render_readme.py -->\n", "<!-- end of measured -->\n"
+BEGIN, END = "<!-- {}: python docs/render_readme.py -->\n", "<!-- end of {} -->\n"
+# Rows of the first table, and the runs of the study on enwik8 that they are.
+LANGUAGE = {
+    "softmax, rotary positions": "softmax, rotary",
+    "softmax under the windows below, rotary positions": "softmax + windows",
+    "cosFormer as published (one horizon), rotary positions": "cosformer, rotary",
+    "cosFormer, windows 2, 4, 8, 16, 64, 128, 512, 1,024": "windows, all bounded",
+    "the same with gate and norms": "windows, all bounded + gate, norm; q, k norm",
+    "**the same with one layer of six a softmax of 1,024 tokens: `CosformerConfig()`**": (
+        "one softmax layer of 1,024 + gate, norm; q, k norm"
+    ),
+}
+# Columns of the second, and the rows of the paper's tables that they are.
+BOTH_SIDES = {
+    "softmax": "softmax",
+    "cosFormer as published": "cosformer",
+    "cosFormer, windows, gate and norms": evidence.WINDOWS,
+    "`CosformerConfig()`": evidence.OURS,
+}
 
 Record = dict[str, Any]
 
@@ -70,7 +88,43 @@ def rows() -> Iterator[tuple[str, list[float], Any, str]]:
         yield f"generation on two CPU cores: {what} behind 65,536 tokens", found, write, "³"
 
 
-def table() -> str:
+def language() -> str:
+    """How well language models learn."""
+    runs = places()
+    columns = (("short", "valid"), ("long", "valid"), ("long", "test"))
+    made = [
+        [words, *(runs.cell("enwik8", column, row, ".3f", split=split) for column, split in columns)]
+        for words, row in LANGUAGE.items()
+    ]
+    header = [
+        "enwik8, bits per character (lower is better)",
+        "39M tokens, validation",
+        "180M tokens, validation",
+        "180M tokens, test",
+    ]
+    return render.table(header, made) + "\n"
+
+
+def both_sides() -> str:
+    """How well models learn that see both sides."""
+    runs = places()
+    made = []
+    for words, column in evidence.ARENA.items():
+        cells = [runs.cell("lra", column, row, ".1f", 100) for row in BOTH_SIDES.values()]
+        made.append([f"{words}, accuracy", *cells])
+    averages = [evidence.average(runs, "lra", row, ".1f") for row in BOTH_SIDES.values()]
+    made.append(["average of these five", *averages])
+    cells = [runs.cell("mlm", "mlm", row, ".2f") for row in BOTH_SIDES.values()]
+    made.append(["masked bytes of WikiText-2, perplexity (lower is better)", *cells])
+    return render.table(["both sides seen, test", *BOTH_SIDES], made) + "\n"
+
+
+def places() -> evidence.Places:
+    folder = ROOT / "results"
+    return evidence.places_of(records.runs(folder), records.failures(folder))
+
+
+def measured() -> str:
     """The better figure of a row is bold."""
     made = []
     for name, figures, write, note in rows():
@@ -83,10 +137,15 @@ def figure() -> str:
     return plotter.standalone(operator_gpu.plot(newest("operator benchmark on a GPU")))
 
 
+PARTS = {"language": language, "both sides": both_sides, "measured": measured}
+
+
 def readme(text: str) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table()}{END}{after}"
+    for name, made in PARTS.items():
+        before, begin, rest = text.partition(BEGIN.format(name))
+        _, end, after = rest.partition(END.format(name))
+        text = f"{before}{begin}{made()}{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

@@ -106,11 +106,11 @@ def arena(places: Places) -> Section:
         known = published.ARENA.get(row)
         for number, column in enumerate(ARENA.values()):
             figures += [places.cell("lra", column, row, ".2f", 100), f"{known[number]:.2f}" if known else "-"]
-        average = _average(places, "lra", row)
+        over_all = average(places, "lra", row)
         told = published.ARENA_AVERAGES.get(row)
         others = [f"{of[row]:.2f}" if row in of else "-" for of in published.ARENA_ELSEWHERE.values()]
         again = _only(*_rows_of(row)) if row in ROWS else "-"
-        rows.append([row, *figures, average, f"{told:.2f}" if told else "-", *others, again])
+        rows.append([row, *figures, over_all, f"{told:.2f}" if told else "-", *others, again])
     pairs = [words for task in (*ARENA, "average") for words in (task, "published")]
     elsewhere = (f"average in {name}" for name in published.ARENA_ELSEWHERE)
     header = ["attention", *pairs, *elsewhere, ROW_AGAIN]
@@ -133,10 +133,10 @@ def _rows_of(row: str) -> tuple[str, ...]:
     return (row, f"pathfinder/{WINDOWS}") if row == OURS else (row,)
 
 
-def _average(places: Places, plan: str, row: str) -> str:
-    """Over all tasks of the arena, where each was run."""
+def average(places: Places, plan: str, row: str, form: str = ".2f") -> str:
+    """Over all tasks of the arena, in per cent, where each was run."""
     found = [scores(places.best(plan, column, row)) for column in ARENA.values()]
-    return f"{100 * mean(mean(own) for own in found):.2f}" if all(found) else NOT_RUN
+    return f"{100 * mean(mean(own) for own in found):{form}}" if all(found) else NOT_RUN
 
 
 def pretrained_arena(places: Places) -> Section:
@@ -145,7 +145,7 @@ def pretrained_arena(places: Places) -> Section:
     rows = []
     for row in ROWS:
         cells = [places.cell(plan, column, row, ".2f", 100) for column in ARENA.values()]
-        rows.append([row, *cells, _average(places, plan, row), _only(*_rows_of(row))])
+        rows.append([row, *cells, average(places, plan, row), _only(*_rows_of(row))])
     caption = (
         "Accuracy in per cent on the test split; higher is better. Each model has first filled holes in the "
         "inputs of the same task's training split (Amos et al., 2023), and was then trained as above; the "
