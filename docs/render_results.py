@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cosformer.report import plotter, records, render
 from cosformer.report.document import Document, Plot, Section, Text
-from cosformer.report.sections import evidence, learning, recall, text_model
+from cosformer.report.sections import evidence, learning, overview, recall, text_model
 from cosformer.report.sections.common import latest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,10 +25,12 @@ def planned() -> dict[str, Section]:
     """The paper's tables and the study, run or not."""
     folder = ROOT / "results"
     places = evidence.places_of(records.runs(folder), records.failures(folder))
+    own_rows = {evidence.WINDOWS: WINDOWS, evidence.OURS: OURS}
     return {
+        "overview": overview.section(places, own_rows),
         "similarity": evidence.similarity(places),
         "tuned": evidence.fine_tuning(places),
-        "language": evidence.language(places, {evidence.WINDOWS: WINDOWS, evidence.OURS: OURS}),
+        "language": evidence.language(places, own_rows),
         "arena": evidence.arena(places),
         "holes": evidence.pretrained_arena(places),
         "masked": evidence.masked(places),

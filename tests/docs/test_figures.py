@@ -5,10 +5,11 @@ from pathlib import Path
 from statistics import mean
 
 from cosformer import reading
-from cosformer.report.sections.evidence import places_of
+from cosformer.report.sections.evidence import average, places_of
 from cosformer.report.sections.places import Places, scores
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results.md"
 
 
 def bits(column, name, split):
@@ -39,7 +40,7 @@ def test_the_quality_in_the_readme_is_that_of_the_records():
         mean(bits("short", name, "valid")) for name in ("relu + windows", "windows, all bounded")
     )
     assert f"the same windows without it have {without:.3f} where cosFormer's have {cosine:.3f}" in text
-    holes = places_of(reading.json_lines(ROOT / "results" / "plan-lra-pretrained.jsonl"))
+    holes = places_of(plan_records("lra-pretrained"))
     own, plain = (
         f"{100 * scores(holes.best('lra-pretrained', 'text', row))[0]:.1f} %"
         for row in ("windows", "cosformer")
@@ -47,78 +48,117 @@ def test_the_quality_in_the_readme_is_that_of_the_records():
     assert f"windows have {own} on Text, and cosFormer as published {plain}" in text
 
 
-def test_what_is_said_of_the_arena_is_what_the_records_say():
-    places = places_of(reading.json_lines(ROOT / "results" / "plan-lra.jsonl"))
-    text = (ROOT / "docs" / "results.md").read_text()
-    best, citations, pathfinder = (
-        next(line for line in text.splitlines() if line.startswith(words))
-        for words in ("One seed each, and so far", "Citations are learned", "Pathfinder is learned")
+def line_of(text, start):
+    """The one line of a page that begins so."""
+    (found,) = (line for line in text.splitlines() if line.startswith(start))
+    return found
+
+
+def best(plan, column, row, form=".2f", scale=100, split="test"):
+    """The figure of the best settings, as tables have it."""
+    return places_of(plan_records(plan)).cell(plan, column, row, form, scale, split).split(" ±")[0]
+
+
+def plan_records(plan):
+    return list(reading.json_lines(ROOT / "results" / f"plan-{plan}.jsonl"))
+
+
+def test_what_the_results_say_at_a_glance():
+    text = RESULTS.read_text()
+    line = line_of(text, "- **Comparable to softmax")
+    for words in ("ListOps", "Text", "Image", "Pathfinder"):
+        ours, softmax = (best("lra", words.lower(), row) for row in ("cosformer", "softmax"))
+        assert f"{words} {ours} ({softmax})" in line.replace("(softmax ", "("), words
+    assert f"IMDB {best('pretrain', 'imdb', 'cosformer')} ({best('pretrain', 'imdb', 'softmax')})" in line
+    line = line_of(text, "- **In language modelling, no")
+    plain, softmax = (mean(bits("long", f"{row}, rotary", "test")) for row in ("cosformer", "softmax"))
+    assert f"{plain - softmax:.2f} bits behind" in line
+    masked = [best("pretrain", "mlm", row, ".0f", 1, "valid") for row in ("cosformer", "softmax")]
+    assert f"{masked[0]} where softmax has {masked[1]})" in line
+    line = line_of(text, "- **The cosine helps")
+    assert f"{mean(bits('long', 'relu, rotary', 'test')) - plain:.3f} bits" in line
+    assert "by 0.02 bits with each of three seeds" in line  # test_what_is_said_of_the_cosine_...
+    line = line_of(text, "- **It does not help the Long")
+
+    def lead(column, row, other):
+        exact = [float(best("lra", column, name, ".8f")) for name in (row, other)]
+        return f"{exact[0] - exact[1]:.1f}"
+
+    words = [lead(column, "relu", "cosformer") for column in ("text", "citations", "pathfinder")]
+    assert "by {} points on Text, {} on citations and {} on Pathfinder".format(*words) in line
+    assert {best("lra", column, "relu") for column in ("listops", "image")} == {"not run"}
+    line = line_of(text, "- **Windows are what was missing in")
+    more = [lead(column, "windows", "cosformer") for column in ("image", "text")]
+    less = [lead(column, "cosformer", "windows") for column in ("listops", "pathfinder")]
+    assert "gain {} points on Image and {} on Text".format(*more) in line
+    assert "lose {} on ListOps and {} on Pathfinder".format(*less) in line
+    line = line_of(text, "- **The cost is linear**")
+    training = text.partition("| training |")[2].partition("| inference |")[0]
+    ours, softmax = (
+        [
+            round(float(cell.removesuffix(" ms")))
+            for cell in line_of(training, f"| {row} |").split(" | ")[1:5:3]
+        ]
+        for row in ("cosformer", "softmax")
     )
+    assert ours[0] == ours[1]
+    assert f"takes {ours[0]} ms in texts" in line
+    assert f"softmax takes {softmax[0]} and {softmax[1]}." in line
+
+
+def test_what_is_said_of_the_arena_is_what_the_records_say():
+    places, text = places_of(plan_records("lra")), RESULTS.read_text()
 
     def figure(column, row, number=0):
         return f"{100 * scores(places.tries('lra', column, row)[number])[0]:.2f}"
 
-    rows = {
-        "image": ("windows", "ours", "cosformer", "softmax"),
-        "listops": ("cosformer", "softmax", "windows", "ours"),
-        "text": ("windows", "ours", "relu", "cosformer", "softmax"),
-    }
-    for column, names in rows.items():
-        assert ", ".join(f"{row} {figure(column, row)}" for row in names) in best, column
+    for column, start, names in (
+        ("image", "- **Image**", ("windows", "ours", "cosformer", "softmax")),
+        ("text", "- **Text**: windows", ("windows", "ours", "relu", "cosformer", "softmax")),
+        ("listops", "- **ListOps**", ("cosformer", "softmax", "windows", "ours")),
+        ("citations", "- **Citations** are", ("ours", "windows", "relu", "cosformer")),
+        ("pathfinder", "- **Pathfinder**", ("softmax", "relu", "cosformer", "windows")),
+    ):
+        assert ", ".join(f"{row} {figure(column, row)}" for row in names) in line_of(text, start), column
     worse = ", ".join(f"{row} {figure('listops', row, 1)}" for row in ("cosformer", "ours"))
-    assert f"in 3,000 steps ({worse})" in best
-    ours, windows, relu, plain = (
-        figure("citations", row) for row in ("ours", "windows", "relu", "cosformer")
-    )
-    assert f"ours has {ours}, windows {windows}, relu {relu} and cosformer {plain}." in citations
+    assert f"in 3,000 steps ({worse})" in line_of(text, "- **ListOps**")
     assert not places.best("lra", "citations", "softmax"), "the page says that it has no record"
-    softmax, relu, plain, windows = (
-        figure("pathfinder", row) for row in ("softmax", "relu", "cosformer", "windows")
-    )
-    said = f"softmax {softmax}, relu {relu}, cosformer {plain} and windows {windows},"
-    assert said in pathfinder
 
 
 def test_the_averages_of_the_arena_are_those_of_its_table():
-    text = (ROOT / "docs" / "results.md").read_text()
-    paragraph = next(line for line in text.splitlines() if line.startswith("One seed each, and so far"))
-    table = text.partition("<!-- arena:")[2].partition("<!-- end of arena")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if "|" in line]
-    averages = {cells[0]: cells[rows[0].index("average")] for cells in rows}
-    assert f"whole: {averages['cosformer']} on average" in paragraph
+    paragraph = line_of(RESULTS.read_text(), "One seed each, and so far")
+    places = places_of(plan_records("lra"))
+    averages = {row: average(places, "lra", row) for row in ("cosformer", "windows", "ours")}
+    assert f"cosformer has {averages['cosformer']}, where" in paragraph
     assert f"windows have {averages['windows']} and ours {averages['ours']}." in paragraph
 
 
 def test_what_is_said_of_pretrained_models_of_the_arena_is_what_the_records_say():
-    own, before = (
-        places_of(reading.json_lines(ROOT / "results" / f"plan-{plan}.jsonl"))
-        for plan in ("lra-pretrained", "lra")
-    )
-    text = (ROOT / "docs" / "results.md").read_text()
-    paragraph = next(line for line in text.splitlines() if line.startswith("One seed, one setting, and few"))
+    own, before = (places_of(plan_records(plan)) for plan in ("lra-pretrained", "lra"))
+    text = RESULTS.read_text()
 
     def gained(column, row, words):
         figures = (scores(places.best(plan, column, row))[0] for places, plan in
                    ((before, "lra"), (own, "lra-pretrained")))  # fmt: skip
         return words.format(*(f"{100 * figure:.2f}" for figure in figures))
 
-    assert gained("text", "windows", "windows from {} to {};") in paragraph
-    assert gained("text", "cosformer", "gains a point ({} to {})") in paragraph
-    assert gained("citations", "cosformer", "gains a point as well ({} to {})") in paragraph
-    for column in ("text-inputs", "citations-inputs"):
+    of_text, of_citations = (line_of(text, f"- **{words}") for words in ("Text**: filling", "Citations**:"))
+    assert gained("text", "windows", "windows from {} to {}.") in of_text
+    assert gained("text", "cosformer", "gains a point ({} to {})") in of_text
+    assert gained("citations", "cosformer", "gains a point as well ({} to {})") in of_citations
+    for column, line in (("text-inputs", of_text), ("citations-inputs", of_citations)):
         plain, windows = (
             scores(own.best("lra-pretrained", column, row))[0] for row in ("cosformer", "windows")
         )
-        assert f"{plain:.2f} where windows have {windows:.2f}" in paragraph
+        assert f"{plain:.2f} where windows have {windows:.2f}" in line
 
 
 def test_the_losses_of_pretraining_are_those_of_the_records():
     """Both sentences, learned positions and rotary ones, and the lead on IMDB."""
-    records = list(reading.json_lines(ROOT / "results" / "plan-pretrain.jsonl"))
-    text = (ROOT / "docs" / "results.md").read_text()
-    paragraph = next(line for line in text.splitlines() if line.startswith("With learned positions"))
-    learned, rotary = paragraph.split("With rotary positions")
-    for said, part in ((learned, ""), (rotary, "rotary")):
+    records = plan_records("pretrain")
+    text = RESULTS.read_text()
+    for start, part in (("- **With learned positions**", ""), ("- **With rotary positions**", "rotary")):
+        said = line_of(text, start)
         found = {
             r["experiment"]["row"]: r["metric"]["valid"]["loss"]
             for r in records
@@ -134,8 +174,11 @@ def test_the_losses_of_pretraining_are_those_of_the_records():
 
 
 def test_what_is_said_of_language_models_is_what_the_records_say():
-    text = (ROOT / "docs" / "results.md").read_text()
-    paragraph = next(line for line in text.splitlines() if line.startswith("After 180 million tokens"))
+    text = RESULTS.read_text()
+    paragraph, gap, by_word = (
+        line_of(text, f"- **{words}")
+        for words in ("Among the linear ones", "That a causal cosFormer", "Word by word")
+    )
     rows = {
         "softmax": "softmax, rotary", "cosformer": "cosformer, rotary", "relu": "relu, rotary",
         "linear": "linear, rotary", "windows": "windows, all bounded + gate, norm; q, k norm",
@@ -145,19 +188,19 @@ def test_what_is_said_of_language_models_is_what_the_records_say():
     for row, value in found.items():
         assert f"{row} {value:.3f}" in paragraph, row
     behind = found["cosformer"] - found["softmax"]
-    assert f"{behind:.2f} bits behind softmax" in paragraph
+    assert f"{behind:.2f} bits behind" in gap
     assert f"{found['relu'] - found['cosformer']:.3f} bits ahead of" in paragraph
     closed = (found["cosformer"] - found["windows"]) / behind
-    assert f"close {100 * closed:.0f} % of that" in paragraph
-    words = Places(list(reading.json_lines(ROOT / "results" / "plan-wikitext2.jsonl")))
+    assert f"close {100 * closed:.0f} % of that" in gap
+    assert f"closes {100 * closed:.0f} % of its distance" in text
+    words = Places(plan_records("wikitext2"))
     for row in ("softmax", "cosformer", "windows", "ours"):
-        assert f"{row} {scores(words.best('wikitext2', 'wikitext2', row))[0]:.1f}" in paragraph, row
+        assert f"{row} {scores(words.best('wikitext2', 'wikitext2', row))[0]:.1f}" in by_word, row
 
 
 def test_what_is_said_of_the_cosine_is_what_the_records_say():
-    places = Places(list(reading.json_lines(ROOT / "results" / "plan-cosine.jsonl")))
-    text = (ROOT / "docs" / "results.md").read_text()
-    paragraph = next(line for line in text.splitlines() if line.startswith("The cosine with M = T is ahead"))
+    places = Places(plan_records("cosine"))
+    paragraph = line_of(RESULTS.read_text(), "The cosine with M = T is ahead")
     bits = {row: scores(places.best("cosine", "enwik8", row), "valid") for row in places.rows("cosine")}
     leads = [a - b for a, b in zip(bits["relu"], bits["cosine, M = T"], strict=True)]
     assert {f"{lead:.2f}" for lead in leads} == {"0.02"}

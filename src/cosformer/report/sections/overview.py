@@ -1,0 +1,67 @@
+"""Every task at a glance: the five rows of the paper's tables, and ours, side by side."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from cosformer.report.document import Section, Table
+from cosformer.report.sections import evidence
+from cosformer.report.sections.places import NOT_RUN, Places
+
+COLUMNS = ("softmax", "linear", "relu", "cosformer", evidence.WINDOWS, evidence.OURS)
+
+
+class Line(NamedTuple):
+    """A task: where its runs are, and how its scores are written."""
+
+    words: str
+    plan: str
+    column: str
+    form: str = ".2f"
+    scale: float = 100.0
+    split: str = "test"
+
+
+LANGUAGE = (
+    Line("enwik8, bits per character", "enwik8", evidence.LONG, ".3f", 1.0),
+    Line("enwik8, T = 8,192, equal seconds, bits per character", "enwik8", evidence.LONGER, ".3f", 1.0),
+    Line("WikiText-2, perplexity", "wikitext2", "wikitext2", ".1f", 1.0),
+    Line("masked pieces of IMDB, perplexity (validation)", "pretrain", "mlm", ".0f", 1.0, "valid"),
+    Line("masked bytes of WikiText-2, perplexity", "mlm", "mlm", ".2f", 1.0),
+)
+TUNED = (
+    Line("SST-2, accuracy", "pretrain", "sst2"),
+    Line("IMDB, accuracy", "pretrain", "imdb"),
+    Line("MRPC, accuracy", "pretrain", "mrpc"),
+    Line("CoLA, Matthews", "pretrain", "cola"),
+    Line("RTE, accuracy", "pretrain", "rte"),
+    Line("STS-B, Pearson", "pretrain", "stsb"),
+)
+ARENA = tuple(Line(f"{words}, accuracy", "lra", column) for words, column in evidence.ARENA.items())
+AVERAGE = "average of the arena"
+
+
+def section(places: Places, own_rows: Mapping[str, str]) -> Section:
+    """`own_rows`: what the rows are called in the study on enwik8, where not by their mechanism."""
+
+    def cells(line: Line) -> list[str]:
+        named = {
+            row: own_rows.get(row, f"{row}, rotary") if line.plan == "enwik8" else row for row in COLUMNS
+        }
+        return [
+            places.cell(line.plan, line.column, name, line.form, line.scale, line.split)
+            for name in named.values()
+        ]
+
+    lower, higher = ([[line.words, *cells(line)] for line in lines] for lines in (LANGUAGE, (*TUNED, *ARENA)))
+    higher.append([AVERAGE, *(evidence.average(places, "lra", row) for row in COLUMNS)])
+    caption = (
+        "The best settings of each on validation; the tables below say how many were tried, and how each row "
+        f"is made again. One seed but where a spread is given; {NOT_RUN!r}: there is no record yet."
+    )
+    return Section(
+        "At a glance",
+        [
+            Table(["lower is better", *COLUMNS], lower),
+            Table(["higher is better", *COLUMNS], higher, caption),
+        ],
+    )
