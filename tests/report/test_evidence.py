@@ -103,12 +103,14 @@ def test_language_models():
         planned("enwik8", "long", OURS, 1.2, 1.25, rate=2e-3),
         planned("wikitext2", "wikitext2", "ours", 90.0, 85.0),
     ]
-    _, rows = table(evidence.language(Places(runs), {"ours": OURS}))
+    section = evidence.language(Places(runs), {"ours": OURS})
+    _, rows = table(section)
+    assert f'In the ablation below ours is "{OURS}".' in section.blocks[0].caption
     assert rows["softmax"] == [
         "softmax", "1.3200 ± 0.0100", "1.137", "1.5500", "not run", "19.00", "0.001", "not run",
         "24.5 / 26.2", "`--only '/softmax, rotary/' /wikitext2/softmax/`",
     ]  # fmt: skip
-    assert rows[f"ours: {OURS}"][1:2] + rows[f"ours: {OURS}"][5:8] == ["1.2500", "19.00", "0.002", "85.00"]
+    assert rows["ours"][1:2] + rows["ours"][5:8] == ["1.2500", "19.00", "0.002", "85.00"]
 
 
 def test_the_ablation_shows_every_variant_beside_softmax():

@@ -68,7 +68,7 @@ def language(places: Places, own_rows: Mapping[str, str]) -> Section:
         found = places.best("enwik8", LONG, name)
         rows.append(
             [
-                f"{row}: {own_rows[row]}" if row in own_rows else row,
+                row,
                 places.cell("enwik8", LONG, name),
                 published.ENWIK8.get(row, "-"),
                 places.cell("enwik8", LONG_AND_LONGER, name),
@@ -92,10 +92,17 @@ def language(places: Places, own_rows: Mapping[str, str]) -> Section:
         "have twice the layers and are trained far longer. The learning rate is the best on validation of "
         "those tried, the same for each; for texts of 8,192 it is 0.001 with equal tokens, and the best of "
         "three with equal seconds. WikiText-2 is not WikiText-103, "
-        "whose text is fifty times as long: the columns do not compare. " + _again("lm,lm-8192,wikitext2")
+        f"whose text is fifty times as long: the columns do not compare. {_named(own_rows)}"
+        + _again("lm,lm-8192,wikitext2")
     )
     own = [r for r in places.records if r["experiment"]["plan"] in ("enwik8", "wikitext2")]
     return Section("Autoregressive language modelling (Table 2)", [Table(header, rows, caption), *_said(own)])
+
+
+def _named(own_rows: Mapping[str, str]) -> str:
+    """What rows of Table 2 are in the study."""
+    told = [f'{row} is "{name}"' for row, name in own_rows.items()]
+    return f"In the ablation below {' and '.join(told)}. " if told else ""
 
 
 def arena(places: Places) -> Section:
