@@ -22,10 +22,10 @@ LANGUAGE = {
     "softmax under the windows below, rotary positions": "softmax + windows",
     "cosFormer as published (one horizon), rotary positions": "cosformer, rotary",
     "cosFormer, windows 2, 4, 8, 16, 64, 128, 512, 1,024": "windows, all bounded",
-    "the same with gate and norms": "windows, all bounded + gate, norm; q, k norm",
-    "**the same with one layer of six a softmax of 1,024 tokens: `CosformerConfig()`**": (
-        "one softmax layer of 1,024 + gate, norm; q, k norm"
-    ),
+    "the same with gate and norms": evidence.STUDY[evidence.WINDOWS],
+    "**the same with one layer of six a softmax of 1,024 tokens: `CosformerConfig()`**": evidence.STUDY[
+        evidence.OURS
+    ],
 }
 # Columns of the second, and the rows of the paper's tables that they are.
 BOTH_SIDES = {

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import cosine_plan  # noqa: E402 (part of the tree, not of the package)
-from benchmarks.enwik8_plan import OURS, VARIANTS, WINDOWS  # noqa: E402
+from benchmarks.enwik8_plan import VARIANTS  # noqa: E402
 
 PAGE = ROOT / "docs" / "results.md"
 MARK = "<!-- {}: python docs/render_results.py -->\n"
@@ -25,12 +25,11 @@ def planned() -> dict[str, Section]:
     """The paper's tables and the study, run or not."""
     folder = ROOT / "results"
     places = evidence.places_of(records.runs(folder), records.failures(folder))
-    own_rows = {evidence.WINDOWS: WINDOWS, evidence.OURS: OURS}
     return {
-        "overview": overview.section(places, own_rows),
+        "overview": overview.section(places),
         "similarity": evidence.similarity(places),
         "tuned": evidence.fine_tuning(places),
-        "language": evidence.language(places, own_rows),
+        "language": evidence.language(places),
         "arena": evidence.arena(places),
         "holes": evidence.pretrained_arena(places),
         "masked": evidence.masked(places),

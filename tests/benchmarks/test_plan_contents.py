@@ -11,6 +11,7 @@ import torch
 from benchmarks import ablation, cosine_plan, enwik8_plan, evidence_plan, time_slice
 from benchmarks.plan import build, is_done, with_seed
 from cosformer import tasks
+from cosformer.report.sections import evidence
 from cosformer.training.model import HEADS, configuration
 from cosformer.training.run import digest
 
@@ -107,8 +108,8 @@ def test_the_commands_beside_tables_make_runs():
             needs = {x for e in own for x in e.tries} | {e.initial.name for e in own if e.initial is not None}
             assert own, row
             assert {e.name for e in chosen.values() if e not in own} <= needs <= chosen.keys()
-            short, _, long = row[0].strip("| ").partition(": ")
-            rows_of = {short, long, f"{short}, rotary"}
+            short = row[0].strip("| ")
+            rows_of = {short, evidence.in_study(short)} if name == "language" else {short}
             if name in ("arena", "holes") and short == "ours":
                 rows_of.add("windows")  # of two layers they are one
             assert {e.row for e in own} <= rows_of, row

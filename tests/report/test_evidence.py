@@ -8,12 +8,12 @@ import pytest
 from cosformer.record_format import ADDED_FIELDS
 from cosformer.report import records
 from cosformer.report.document import Plot, Table
-from cosformer.report.sections import evidence, published
+from cosformer.report.sections import evidence, overview, published
 from cosformer.report.sections.places import Places
 from cosformer.report.write import report
 from cosformer.training import Run
 
-OURS = "windows + all"
+OURS = evidence.STUDY["ours"]
 
 
 def planned(plan, column, row, valid, test, *, part="", seed=0, rate=1e-3, date="2026-01-01", **more):
@@ -103,9 +103,9 @@ def test_language_models():
         planned("enwik8", "long", OURS, 1.2, 1.25, rate=2e-3),
         planned("wikitext2", "wikitext2", "ours", 90.0, 85.0),
     ]
-    section = evidence.language(Places(runs), {"ours": OURS})
+    section = evidence.language(Places(runs))
     _, rows = table(section)
-    assert f'In the ablation below ours is "{OURS}".' in section.blocks[0].caption
+    assert f'and ours is "{OURS}". ' in section.blocks[0].caption
     assert rows["softmax"] == [
         "softmax", "1.3200 ± 0.0100", "1.137", "1.5500", "not run", "19.00", "0.001", "not run",
         "24.5 / 26.2", "`--only '/softmax, rotary/' /wikitext2/softmax/`",
@@ -144,12 +144,12 @@ def test_planned_runs_have_tables_of_their_own(tmp_path):
     (tmp_path / records.FAILURES).write_text(json.dumps({"enwik8/short/x": {"reason": "Diverged"}}))
     titles = [s.title for s in report(tmp_path, Path("nowhere")).sections]
     assert titles == [
-        "Which similarity function (Table 1)", "Autoregressive language modelling (Table 2)",
+        "At a glance", "Which similarity function (Table 1)", "Autoregressive language modelling (Table 2)",
         "Pretraining and fine-tuning (Table 3)", "Long Range Arena (Table 4)",
         "Long Range Arena, pretrained on its own inputs", "Masked language modelling", "The cosine itself",
         "Ablation (enwik8)",
     ]  # fmt: skip
-    assert evidence.sections([]) == []
+    assert evidence.sections([]) == overview.sections([], {}) == []
 
 
 def test_the_cosine_itself():
@@ -164,6 +164,28 @@ def test_the_cosine_itself():
         ["cosine, M = T", "not run", "not run", "-", "0", "`--only '/cosine, M = T/'`"],
         ["relu", "3.100 ± 0.100", "3.200 ± 0.100", "0.001", "2", "`--only /relu/`"],
     ]
+
+
+def test_at_a_glance_every_task_has_a_line():
+    """With the scores of the tables that follow, in the words of the same rows."""
+    runs = [
+        planned("enwik8", "long", "softmax, rotary", 1.3, 1.31),
+        planned("enwik8", "long", OURS, 1.2, 1.25, rate=2e-3),
+        planned("enwik8", "long", OURS, 1.2, 1.27, rate=2e-3, part="seed 1", seed=1),
+        planned("wikitext2", "wikitext2", "ours", 90.0, 85.0),
+        planned("lra", "text", "relu", 0.40, 0.41),
+        *(planned("lra", column, "softmax", 0.5, 0.6) for column in evidence.ARENA.values()),
+    ]
+    lower, higher = (
+        {row[0]: dict(zip(block.header[1:], row[1:], strict=True)) for row in block.rows}
+        for block in overview.section(Places(runs)).blocks
+    )
+    enwik8 = lower["enwik8, bits per character"]
+    assert (enwik8["softmax"], enwik8["ours"], enwik8["relu"]) == ("1.310", "1.260 ± 0.010", "not run")
+    assert lower["WikiText-2, perplexity"]["ours"] == "85.0"
+    assert (higher["Text, accuracy"]["softmax"], higher["Text, accuracy"]["relu"]) == ("60.00", "41.00")
+    averages = higher[overview.AVERAGE]
+    assert (averages["softmax"], averages["relu"]) == ("60.00", "not run")
 
 
 def test_a_field_that_records_did_not_have_yet_is_its_default():

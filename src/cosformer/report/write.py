@@ -8,7 +8,7 @@ from pathlib import Path
 from cosformer import atomic
 from cosformer.report import plotter, records, render, sections
 from cosformer.report.document import Block, Document, Figure, Maps, Plot, Section, Text
-from cosformer.report.sections import evidence, runs
+from cosformer.report.sections import evidence, overview, runs
 
 PLOTS = "plots"
 
@@ -18,6 +18,7 @@ def report(results_at: Path, benchmarks_at: Path) -> Document:
     finished, measured = records.runs(results_at), records.benchmarks(benchmarks_at)
     failures = records.failures(results_at)
     parts: list[Section] = [
+        *overview.sections(finished, failures),
         *sections.benchmarks(measured),
         *evidence.sections(finished, failures=failures),
         *runs.sections(finished),

@@ -1,10 +1,11 @@
 """Every task at a glance: the five rows of the paper's tables, and ours, side by side."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cosformer.report.document import Section, Table
 from cosformer.report.sections import evidence
+from cosformer.report.sections.common import Record
 from cosformer.report.sections.places import NOT_RUN, Places
 
 COLUMNS = ("softmax", "linear", "relu", "cosformer", evidence.WINDOWS, evidence.OURS)
@@ -40,17 +41,18 @@ ARENA = tuple(Line(f"{words}, accuracy", "lra", column) for words, column in evi
 AVERAGE = "average of the arena"
 
 
-def section(places: Places, own_rows: Mapping[str, str]) -> Section:
-    """`own_rows`: what the rows are called in the study on enwik8, where not by their mechanism."""
+def sections(records: Sequence[Record], failures: Mapping[str, Record]) -> list[Section]:
+    """One, or none where no plan has left a record."""
+    places = evidence.places_of(records, failures)
+    return [section(places)] if places.records else []
+
+
+def section(places: Places) -> Section:
+    """Above the tables that say more of each."""
 
     def cells(line: Line) -> list[str]:
-        named = {
-            row: own_rows.get(row, f"{row}, rotary") if line.plan == "enwik8" else row for row in COLUMNS
-        }
-        return [
-            places.cell(line.plan, line.column, name, line.form, line.scale, line.split)
-            for name in named.values()
-        ]
+        rows = map(evidence.in_study, COLUMNS) if line.plan == "enwik8" else COLUMNS
+        return [places.cell(line.plan, line.column, row, line.form, line.scale, line.split) for row in rows]
 
     lower, higher = ([[line.words, *cells(line)] for line in lines] for lines in (LANGUAGE, (*TUNED, *ARENA)))
     higher.append([AVERAGE, *(evidence.average(places, "lra", row) for row in COLUMNS)])
