@@ -5,10 +5,12 @@ Without windows: ReLU alone, and the cosine with a horizon of one, two and four 
 the longer; all with rotary positions. With windows, which need no positions: cut off at W (ReLU, a box), and
 falling to zero at W (the cosine); softmax without and with the same windows beside them. Then the other
 weights of the paper's tables, with rotary positions; and what this library adds to windows, at equal
-parameters: a gate and norms, and one layer of softmax.
+parameters: a gate and norms, and one layer of softmax. In both directions, over masked bytes of WikiText-2,
+those rows once more that answer the same questions.
 """
 
 import dataclasses
+from itertools import product
 from typing import Any
 
 from benchmarks.plan import Entry, with_seed
@@ -42,32 +44,47 @@ ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
 }
 
 
+# Rows that are also trained in both directions.
+MASKED = (
+    "relu", "cosine, M = T", "relu, windows", "cosine, windows", "softmax", "softmax, windows",
+    "cosine, windows, gate and norms", "cosine, windows, gate and norms; one softmax layer",
+)  # fmt: skip
+# Column: its task's settings, and what of a run is its own. Masked bytes are scored once, at the end: there
+# are twice as many held out as are trained on.
+COLUMNS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "enwik8": ({"length": LENGTH, "held_out": 131_072}, {"eval_every": STEPS // 2}),
+    "mlm": ({"length": LENGTH, "tokens": "bytes", "documents": "joined"}, {"eval_every": STEPS}),
+}
+
+
 def entries() -> list[Entry]:
     """Two learning rates of each row with the first seed, then two further seeds of the better one."""
-    tried = {row: [_entry(row, rate) for rate in RATES] for row in ROWS}
-    best = [
-        dataclasses.replace(with_seed(_entry(row, None), seed), tries=tuple(e.name for e in tried[row]))
-        for seed in (1, 2)
-        for row in ROWS
-    ]
-    return [*(e for own in tried.values() for e in own), *best]
+    made = []
+    for column, rows in (("enwik8", tuple(ROWS)), ("mlm", MASKED)):
+        tried = {row: [_entry(column, row, rate) for rate in RATES] for row in rows}
+        made += [e for own in tried.values() for e in own]
+        for seed, row in product((1, 2), rows):
+            best = with_seed(_entry(column, row, None), seed)
+            made.append(dataclasses.replace(best, tries=tuple(e.name for e in tried[row])))
+    return made
 
 
-def _entry(row: str, rate: float | None) -> Entry:
+def _entry(column: str, row: str, rate: float | None) -> Entry:
     attention, own = ROWS[row]
+    settings, more = COLUMNS[column]
     model = {
         "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
         "intermediate_size": 4 * WIDTH, "position": "none", "dropout": 0.0, "initializer_range": 0.06,
         **defaults.PAPER, **own,
     }  # fmt: skip
     overrides = {
-        "task_settings": {"length": LENGTH, "held_out": 131_072}, "model": model, "steps": STEPS,
-        "batch_size": BATCH, "warmup": STEPS // 10, "eval_every": STEPS // 2, "save_every": STEPS // 2,
-        "eval_batch_size": 8, "weight_decay": 0.01, "precision": "fp32", "device": "cpu", "data": "loader",
+        "task_settings": settings, "model": model, "steps": STEPS, "batch_size": BATCH, "warmup": STEPS // 10,
+        "save_every": STEPS // 2, "eval_batch_size": 8, "weight_decay": 0.01, "precision": "fp32",
+        "device": "cpu", "data": "loader", **more,
     }  # fmt: skip
     if rate is not None:
         overrides["learning_rate"] = rate
     return Entry(
-        PLAN, "enwik8", row, "enwik8", attention, 130, 0.0, 1.0, overrides=overrides,
+        PLAN, column, row, column, attention, 130, 0.0, 1.0, overrides=overrides,
         part="" if rate is None else f"rate {rate:g}", captured=False,
     )  # fmt: skip

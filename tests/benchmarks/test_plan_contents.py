@@ -135,15 +135,17 @@ def test_the_controls_differ_in_one_thing():
 
 def test_small_models_of_all_weights_are_of_one_size():
     """Of those for CPU cores, too; random features are no parameters."""
-    sizes = {}
+    sizes = {column: {} for column in cosine_plan.COLUMNS}
     for entry in cosine_plan.entries():
         if "rate" in entry.part:
+            run = build(entry, {})
+            task = tasks.build(run.task, **run.task_settings)
             with torch.device("meta"):
-                run = build(entry, {})
-                model = configuration(run, tasks.build(run.task, **run.task_settings))
-                sizes[entry.row] = HEADS["causal_lm"](model).num_parameters()
-    assert set(sizes) == set(cosine_plan.ROWS)
-    assert max(sizes.values()) <= 1.01 * min(sizes.values()), sizes
+                model = HEADS[task.head](configuration(run, task))
+            sizes[entry.column][entry.row] = model.num_parameters()
+    assert [set(own) for own in sizes.values()] == [set(cosine_plan.ROWS), set(cosine_plan.MASKED)]
+    for own in sizes.values():
+        assert max(own.values()) <= 1.01 * min(own.values()), own
 
 
 def test_the_variants_are_of_one_size():

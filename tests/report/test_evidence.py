@@ -153,17 +153,19 @@ def test_planned_runs_have_tables_of_their_own(tmp_path):
 
 
 def test_the_cosine_itself():
-    """Seeds of the better learning rate; rows that were not run say so."""
+    """Seeds of the better learning rate, in one direction and in both; rows that were not run say so."""
     runs = [
         planned("cosine", "enwik8", "relu", 3.2, 3.3, rate=3e-3, part="rate 0.003"),
         planned("cosine", "enwik8", "relu", 3.0, 3.1, rate=1e-3, part="rate 0.001"),
         planned("cosine", "enwik8", "relu", 3.2, 3.3, rate=1e-3, part="seed 1", seed=1),
+        planned("cosine", "mlm", "relu", 20.0, 21.0, rate=3e-3, part="rate 0.003"),
     ]
     table = evidence.cosine(Places(runs), ["cosine, M = T", "relu"]).blocks[0]
     assert table.rows == [
-        ["cosine, M = T", "not run", "not run", "-", "0", "`--only '/cosine, M = T/'`"],
-        ["relu", "3.100 ± 0.100", "3.200 ± 0.100", "0.001", "2", "`--only /relu/`"],
-    ]
+        ["cosine, M = T", *["not run"] * 4, "-, -", "0, 0", "`--only '/cosine, M = T/'`"],
+        ["relu", "3.100 ± 0.100", "3.200 ± 0.100", "20.000", "21.000", "0.001, 0.003", "2, 1",
+         "`--only /relu/`"],
+    ]  # fmt: skip
 
 
 def test_at_a_glance_every_task_has_a_line():
