@@ -205,11 +205,11 @@ def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
         cells.append([row, *figures, ", ".join(rates), ", ".join(seeds), _only(row)])
     caption = (
         "Causal: bits per character of enwik8; masked: perplexity of masked bytes of WikiText-2 (15 %), "
-        "in both directions. Lower is better; the mean of the seeds, and half of their range. 4 layers of"
-        " width 128 with 4 heads, 800 steps of 4 texts of 512 bytes on a CPU; the better on validation of"
-        " two learning rates. Rotary positions but with windows, which are 2, 4, 16 and 512 and need "
-        "none; softmax has them always. The layer of softmax sees 512 tokens. How often each byte occurs,"
-        " and nothing else, "
+        "in both directions. Lower is better; the mean of the seeds, and half of their range. 4 layers of "
+        "width 128 with 4 heads, 800 steps of 4 texts of 512 bytes on a CPU; the better on validation of "
+        "two learning rates. Rotary positions but with windows, which are 2, 4, 16 and 512 and need "
+        "none; softmax has them always. The layer of softmax sees 512 tokens. How often each byte occurs, "
+        "and nothing else, "
         "gives a perplexity of 23.9. " + _again("cosine")
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "cosine"]
