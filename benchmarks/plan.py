@@ -39,8 +39,11 @@ FILES = {
 }  # fmt: skip
 
 
+NOT_NEEDED = "not needed"
+
+
 class NotYet(Exception):
-    """A run that cannot be made now; the sentence says what it waits for."""
+    """A run that cannot be made now; the sentence says what it waits for, or why it is not needed."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Entry:
         load: the share of the GPU that it keeps busy when it is alone.
         part: what else tells it from other entries of the same place: a learning rate that is tried, a seed.
         tries: names of entries; it takes the learning rate of the one that was best on validation.
+        repeats: that of `tries` which it is with another seed; made only if that one was the best.
         initial: the entry whose weights it starts from; they last as long as the folder of the runs.
         keep: whether others start from its weights.
         captured: whether its steps can be captured as a CUDA graph: nothing in them waits for the GPU.
@@ -72,6 +76,7 @@ class Entry:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     part: str = ""
     tries: tuple[str, ...] = ()
+    repeats: str = ""
     initial: "Entry | None" = None
     keep: bool = False
     captured: bool = True
@@ -94,8 +99,11 @@ def build(entry: Entry, records: Records, failed: Collection[str] = ()) -> Run:
         tried = [records[name] for name in entry.tries if name in records]
         left = [name for name in entry.tries if name not in records and name not in failed]
         if left or not tried:
-            raise NotYet(f"waits for {len(left)} of {len(entry.tries)} learning rates: {entry.tries[0]}, ...")
+            first = (left or entry.tries)[0]
+            raise NotYet(f"waits for {len(left)} of {len(entry.tries)} tries: {first}, ...")
         best = min(tried, key=cost)
+        if entry.repeats and best["experiment"]["name"] != entry.repeats:
+            raise NotYet(f"{NOT_NEEDED}: {best['experiment']['name']} was better on validation")
         wanted["learning_rate"] = best["settings"]["learning_rate"]
     if entry.initial is not None:
         wanted["initial"] = weights_of(entry.initial, records, failed)
@@ -147,3 +155,16 @@ def _data_of(entry: Entry) -> list[str]:
 def with_seed(entry: Entry, seed: int) -> Entry:
     part = ", ".join(word for word in (entry.part, f"seed {seed}") if word)
     return dataclasses.replace(entry, part=part, overrides={**entry.overrides, "seed": seed})
+
+
+def repeats(tried: Iterable[Entry], seeds: Iterable[int]) -> list[Entry]:
+    """Of each place the best of what is tried there, with further seeds."""
+    places: dict[tuple[str, str], list[Entry]] = {}
+    for entry in tried:
+        places.setdefault((entry.column, entry.row), []).append(entry)
+    return [
+        dataclasses.replace(with_seed(e, seed), tries=tuple(x.name for x in own), repeats=e.name)
+        for seed in seeds
+        for own in places.values()
+        for e in own
+    ]

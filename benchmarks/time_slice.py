@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import machine
-from benchmarks.plan import Entry, Record, files_of
+from benchmarks.plan import NOT_NEEDED, Entry, Record, files_of
 from benchmarks.scheduler import Scheduler
 from benchmarks.terminal import Parser, plain, seconds, size
 from cosformer import atomic, reading, record_file
@@ -146,6 +146,7 @@ def outcome(scheduler: Scheduler) -> str:
         f"{e.name}: {scheduler.state[e.name]}"
         for e in scheduler.entries
         if scheduler.state[e.name] not in ("recorded", "to be run")
+        and not scheduler.state[e.name].startswith(NOT_NEEDED)
     ]
     count = sum(scheduler.state[e.name] == "to be run" for e in scheduler.entries)
     return "\n".join([plain(header, rows), *rest, f"{len(rows)} runs made, {count} still to be run."])

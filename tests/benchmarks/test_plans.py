@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import curve, evidence_plan, time_slice, worker
-from benchmarks.plan import NotYet, build, by_name, files_of, is_done
+from benchmarks.plan import NotYet, build, by_name, files_of, is_done, repeats
 from benchmarks.scheduler import Scheduler
 from benchmarks.slot import Slot
 from cosformer.training.run import digest
@@ -208,7 +208,7 @@ def _record(name, score, rate, **more):
 
 def test_a_run_takes_the_best_learning_rate_that_was_tried():
     low, high, chosen = tiny_plan.three()
-    with pytest.raises(NotYet, match="waits for 2 of 2 learning rates"):
+    with pytest.raises(NotYet, match=f"waits for 2 of 2 tries: {low.name}"):
         build(chosen, {})
     known = by_name([_record(low.name, 0.5, 1e-3), _record(high.name, 0.4, 3e-3)])
     assert build(chosen, known).learning_rate == 1e-3
@@ -218,6 +218,24 @@ def test_a_run_takes_the_best_learning_rate_that_was_tried():
     with pytest.raises(NotYet, match="waits for 1 of 2"):
         build(chosen, known)
     assert build(chosen, known, failed={low.name: {}}).learning_rate == 3e-3
+    with pytest.raises(NotYet, match="waits for 0 of 2"):
+        build(chosen, {}, failed={low.name: {}, high.name: {}})
+
+
+def test_further_seeds_are_made_of_the_best():
+    """Of each place; what was not the best is not needed, and nothing waits for it."""
+    low, high, _ = tiny_plan.three()
+    tried = [dataclasses.replace(low, row="a"), dataclasses.replace(high, row="a", part="high")]
+    seeds = repeats(tried, (1, 2))
+    assert [e.overrides["seed"] for e in seeds] == [1, 1, 2, 2]
+    with pytest.raises(NotYet, match=f"waits for 1 of 2 tries: {tried[1].name}"):
+        build(seeds[0], by_name([_record(tried[0].name, 0.5, 1e-3)]))
+    known = by_name([_record(tried[0].name, 0.5, 1e-3), _record(tried[1].name, 0.6, 3e-3)])
+    for entry in seeds[::2]:
+        with pytest.raises(NotYet, match=f"not needed: {tried[1].name} was better on validation"):
+            build(entry, known)
+    runs = [build(entry, known) for entry in seeds[1::2]]
+    assert runs == [build(tried[1], {}).replace(seed=seed) for seed in (1, 2)]
 
 
 def test_a_record_of_other_settings_is_of_another_run():
