@@ -5,8 +5,8 @@ Without windows: ReLU alone, and the cosine with a horizon of one, two and four 
 the longer; all with rotary positions. With windows, which need no positions: cut off at W (ReLU, a box), and
 falling to zero at W (the cosine); softmax without and with the same windows beside them. Then the other
 weights of the paper's tables, with rotary positions; and what this library adds to windows, at equal
-parameters: a gate and norms, and one layer of softmax. In both directions, over masked bytes of WikiText-2,
-those rows once more that answer the same questions.
+parameters: a gate and norms, which softmax is given too, and one layer of softmax. In both directions, over
+masked bytes of WikiText-2, those rows once more that answer the same questions.
 """
 
 import dataclasses
@@ -37,6 +37,7 @@ ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "softmax, windows": ("softmax", {**_ROTARY, **_WINDOWED}),
     **{name: (name, _ROTARY) for name in ("leaky_relu", "identity", "linear", "performer", "rfa")},
     "cosine, windows, gate and norms": ("cosformer", _GATED),
+    "softmax, windows, gate and norms": ("softmax", {**_GATED, **_ROTARY}),
     "cosine, windows, gate and norms; one softmax layer": (
         ["cosformer", "cosformer", "softmax", "cosformer"],
         {**_GATED, "attention_parameters": [_SEEN, _SEEN, {"windows": [LENGTH] * HEADS}, _SEEN]},
@@ -47,7 +48,8 @@ ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
 # Rows that are also trained in both directions.
 MASKED = (
     "relu", "cosine, M = T", "relu, windows", "cosine, windows", "softmax", "softmax, windows",
-    "cosine, windows, gate and norms", "cosine, windows, gate and norms; one softmax layer",
+    "cosine, windows, gate and norms", "softmax, windows, gate and norms",
+    "cosine, windows, gate and norms; one softmax layer",
 )  # fmt: skip
 # Column: its task's settings, and what of a run is its own. Masked bytes are scored once, at the end: there
 # are twice as many held out as are trained on.
