@@ -109,7 +109,9 @@ def test_the_commands_beside_tables_make_runs():
             assert own, row
             assert {e.name for e in chosen.values() if e not in own} <= needs <= chosen.keys()
             short = row[0].strip("| ")
-            rows_of = {short, evidence.in_study(short)} if name == "language" else {short}
+            rows_of = {short}
+            if name == "language":
+                rows_of |= {evidence.in_study(short), evidence.in_small_study(short)}
             if name in ("arena", "holes") and short == "ours":
                 rows_of.add("windows")  # of two layers they are one
             assert {e.row for e in own} <= rows_of, row

@@ -18,6 +18,7 @@ OURS = evidence.STUDY["ours"]
 
 def planned(plan, column, row, valid, test, *, part="", seed=0, rate=1e-3, date="2026-01-01", **more):
     bits = plan == "enwik8"
+    bits = bits or column == "enwik8"
     name = "bits_per_character" if bits else "perplexity" if plan == "wikitext2" else "accuracy"
     metric = {"name": name, "higher_is_better": plan == "lra", "valid": {name: valid}, "test": {name: test}}
     words = "/".join(w for w in (plan, column, row, part) if w)
@@ -102,15 +103,16 @@ def test_language_models():
         planned("enwik8", "long, T = 8,192", "softmax, rotary", 1.5, 1.55),
         planned("enwik8", "long", OURS, 1.2, 1.25, rate=2e-3),
         planned("wikitext2", "wikitext2", "ours", 90.0, 85.0),
+        planned("cosine", "enwik8", evidence.SMALL_STUDY["ours"], 2.2, 2.3),
     ]
     section = evidence.language(Places(runs))
     _, rows = table(section)
     assert f'and ours is "{OURS}". ' in section.blocks[0].caption
     assert rows["softmax"] == [
-        "softmax", "1.3200 ± 0.0100", "1.137", "1.5500", "not run", "19.00", "0.001", "not run",
-        "24.5 / 26.2", "`--only '/softmax, rotary/' /wikitext2/softmax/`",
+        "softmax", "1.3200 ± 0.0100", "1.137", "1.5500", "not run", "19.00", "0.001", "not run", "not run",
+        "24.5 / 26.2", "`--only '/softmax, rotary/' /wikitext2/softmax/ /enwik8/softmax/`",
     ]  # fmt: skip
-    assert rows["ours"][1:2] + rows["ours"][5:8] == ["1.2500", "19.00", "0.002", "85.00"]
+    assert rows["ours"][1:2] + rows["ours"][5:9] == ["1.2500", "19.00", "0.002", "2.300", "85.00"]
 
 
 def test_the_ablation_shows_every_variant_beside_softmax():
@@ -176,6 +178,7 @@ def test_at_a_glance_every_task_has_a_line():
         planned("enwik8", "long", OURS, 1.2, 1.27, rate=2e-3, part="seed 1", seed=1),
         planned("wikitext2", "wikitext2", "ours", 90.0, 85.0),
         planned("lra", "text", "relu", 0.40, 0.41),
+        planned("cosine", "enwik8", "cosine, M = T", 3.4, 3.5),
         *(planned("lra", column, "softmax", 0.5, 0.6) for column in evidence.ARENA.values()),
     ]
     lower, higher = (
@@ -185,6 +188,7 @@ def test_at_a_glance_every_task_has_a_line():
     enwik8 = lower["enwik8, bits per character"]
     assert (enwik8["softmax"], enwik8["ours"], enwik8["relu"]) == ("1.310", "1.260 ± 0.010", "not run")
     assert lower["WikiText-2, perplexity"]["ours"] == "85.0"
+    assert lower["enwik8, small models, bits per character"]["cosformer"] == "3.500"
     assert (higher["Text, accuracy"]["softmax"], higher["Text, accuracy"]["relu"]) == ("60.00", "41.00")
     averages = higher[overview.AVERAGE]
     assert (averages["softmax"], averages["relu"]) == ("60.00", "not run")
