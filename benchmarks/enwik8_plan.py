@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.plan import Entry, with_seed
 from cosformer.models.defaults import PAPER
-from cosformer.report.sections.evidence import STUDY
+from cosformer.report.sections.evidence import MORE, STUDY
 
 PLAN = "enwik8"
 LAYERS, HEADS, WIDTH = 6, 8, 512
@@ -181,7 +181,6 @@ FIRST = (
     *CONTROLS,
 )
 BASELINES = ("softmax, rotary", "linear, rotary", "relu, rotary", "cosformer, rotary", WINDOWS, OURS)
-MORE = ("identity", "performer", "rfa")  # what the paper's Table 2 has beside these
 
 
 def _entry(name: str, column: str, steps: int, length: int = 1024, **more: Any) -> Entry:

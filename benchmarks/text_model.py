@@ -22,12 +22,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import machine
 from benchmarks.attention_operator import device_for, folder_for
-from benchmarks.evidence_plan import OURS, WINDOWS, parts
+from benchmarks.evidence_plan import parts
 from benchmarks.record import header
 from benchmarks.terminal import Parser, Progress, plain
 from cosformer import attention
 from cosformer.atomic import write_json
 from cosformer.models import CosformerConfig, CosformerForSequenceClassification
+from cosformer.report.sections.evidence import OURS, WINDOWS
 from cosformer.report.sections.text_model import FORMAT, document, table
 from cosformer.report.write import write_beside
 from cosformer.training import recipes

@@ -34,6 +34,11 @@ def parser(prog: str, description: str, plans: Plans) -> Parser:
     p.add_argument(
         "--results", type=Path, default=machine.ROOT / "results", help="of the records made before"
     )
+    p.add_argument(
+        "--again", type=Path, metavar="DIR",
+        help="make recorded runs again, in this folder instead of --folder, --out and --results; the same "
+        "command continues them, and leaves their records in DIR/records.jsonl",
+    )  # fmt: skip
     p.add_argument("--grace", type=float, default=25.0, help="seconds of them to write checkpoints in")
     p.add_argument("--last", action="store_true", help="begin nothing that cannot end in time")
     p.add_argument("--retry", action="store_true", help="try again what has failed")
@@ -46,6 +51,8 @@ def parser(prog: str, description: str, plans: Plans) -> Parser:
 def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | None = None) -> None:
     p = parser(prog, description, plans)
     args = p.parse_args(arguments)
+    if args.again is not None:
+        args.results, args.folder, args.out = args.again / "results", args.again / "runs", args.again
     if args.collect is not None:
         if not args.collect.is_file():
             p.error(f"--collect {args.collect}: there is no such file")

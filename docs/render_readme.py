@@ -144,6 +144,8 @@ def readme(text: str) -> str:
     for name, made in PARTS.items():
         before, begin, rest = text.partition(BEGIN.format(name))
         _, end, after = rest.partition(END.format(name))
+        if not begin or not end:
+            raise SystemExit(f"README.md has lost a mark of the table {name!r}: {BEGIN.format(name)}")
         text = f"{before}{begin}{made()}{end}{after}"
     return text
 

@@ -64,6 +64,8 @@ def page(text: str) -> str:
     for name, own in blocks.items():
         before, begin, rest = text.partition(MARK.format(name))
         _, end, after = rest.partition(MARK.format(f"end of {name}"))
+        if not begin or not end:
+            raise SystemExit(f"docs/results.md has lost a mark of {name!r}: {MARK.format(name)}")
         text = f"{before}{begin}{render.markdown(Document('', '', opening=own), 'figures')}{end}{after}"
     return text
 

@@ -115,10 +115,35 @@ def test_columns_under_windows(window, causal, kind, monkeypatch, without, count
         torch.testing.assert_close(ours[name], truth, rtol=1e-8, atol=1e-8, msg=name)
 
 
-def test_queries_that_stand_elsewhere_keep_their_mask(monkeypatch, counted):
-    monkeypatch.setattr(softmax, "can_hide", lambda *x: True)
+@pytest.mark.parametrize("windows", [None, (20, 20)], ids=["all", "windows"])
+def test_queries_that_stand_elsewhere_keep_their_mask(windows, monkeypatch, counted):
+    """A kernel without a mask has query i at key i, or the last query at the last key."""
+    for module in (softmax, sliding):
+        monkeypatch.setattr(module, "can_hide", lambda *x: True)
     x, mask = inputs(70, 2, 2, 8, torch.float64), mask_of("holes", 70)
-    results(*x, mask, torch.ones(3, 70, 2, 8), causal=True, offset=3)
+    results(*x, mask, torch.ones(3, 70, 2, 8), windows, causal=True, offset=3)
+    assert not counted
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_columns_in_cross_attention(kind, monkeypatch, without, counted):
+    monkeypatch.setattr(softmax, "can_hide", lambda *x: True)
+    (q, _, _), (_, k, v) = (inputs(n, 4, 2, 8, torch.float64) for n in (70, 50))
+    mask, grad = mask_of(kind, 50), torch.randn(3, 70, 4, 8, dtype=torch.float64)
+    for y in (k, v):
+        y[~mask] = torch.nan
+    ours = results(q, k, v, mask, grad)
+    assert counted
+    for name, truth in without(q, k, v, mask, grad).items():
+        torch.testing.assert_close(ours[name], truth, rtol=1e-8, atol=1e-8, msg=name)
+
+
+@pytest.mark.parametrize(("queries", "masked"), [(50, 70), (70, 60)], ids=["fewer queries", "a shorter mask"])
+def test_windows_of_other_lengths_keep_their_mask(queries, masked, monkeypatch, counted):
+    monkeypatch.setattr(sliding, "can_hide", lambda *x: True)
+    (q, _, _), (_, k, v) = (inputs(n, 2, 2, 8, torch.float64) for n in (queries, 70))
+    mask = torch.rand(3, masked) < 0.5
+    sliding._one_window(q, k, v, 20, True, 70 - queries, mask)
     assert not counted
 
 

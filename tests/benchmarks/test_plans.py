@@ -148,6 +148,23 @@ def test_what_a_run_starts_from_comes_with_it(tmp_path, capsys):
     assert "tiny/mqar/first" in said.split("Data files")[0]
 
 
+def test_recorded_runs_are_made_again_in_a_folder_of_their_own(tmp_path, capsys, monkeypatch):
+    """With what an earlier call has left there, and with no record from elsewhere."""
+    own = tmp_path / "again"
+    made = {**_record("tiny/mqar/low", 0.5, 1e-3), "settings": build(tiny_plan.three()[0], {}).to_dict()}
+    monkeypatch.setattr(time_slice, "_known", {tmp_path / "results": [made], own / "results": []}.get)
+
+    def state(*options):
+        said = here(tmp_path, capsys, "three", "--dry-run", *options)
+        return next(line for line in said.splitlines() if line.startswith("tiny/mqar/low "))[-9:].strip()
+
+    assert state() == "recorded"
+    assert state("--again", str(own)) == "to be run"
+    (own / "runs").mkdir(parents=True, exist_ok=True)
+    (own / "runs" / "records.jsonl").write_text(json.dumps(made) + "\n")
+    assert state("--again", str(own)) == "recorded"
+
+
 def test_words_of_several_runs(tmp_path, capsys):
     """Of any of them; a / behind the words ends a name."""
 

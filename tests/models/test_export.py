@@ -5,8 +5,12 @@ import torch
 from torch.utils import _pytree as pytree
 from transformers.exporters import DynamoConfig, DynamoExporter
 
+from cosformer import attention
+from cosformer.attention import hidden_keys
 from cosformer.models import CosformerCache, CosformerForCausalLM
 from tests.models.tiny import build, close, gradients, having, tokens
+
+COLUMNS = str(hidden_keys.SIZE)  # stands in a program that hides keys by columns
 
 
 def test_a_length_stays_free():
@@ -30,19 +34,42 @@ def test_a_length_stays_free():
 
 
 @torch.no_grad()
-def test_a_length_stays_free_beside_padding():
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_length_stays_free_beside_padding(monkeypatch, strict):
+    """Also where columns hide the padding, for which long enough texts are chosen by their length."""
+    monkeypatch.setattr(hidden_keys, "can_flash", lambda *x: True)  # as on a GPU
     config = {"attention": "softmax", "num_hidden_layers": 1, "max_position_embeddings": 256}
     net = build(CosformerForCausalLM, torch.float32, **config)
     length = {1: torch.export.Dim("length", min=2, max=200)}
     program = torch.export.export(
         net, (tokens(2, 7), torch.ones(2, 7, dtype=torch.int64)), {"use_cache": False},
-        dynamic_shapes={"input_ids": length, "attention_mask": length, "use_cache": None}, strict=False,
+        dynamic_shapes={"input_ids": length, "attention_mask": length, "use_cache": None}, strict=strict,
     )  # fmt: skip
+    assert COLUMNS in program.graph_module.code
     for n in (7, 150):
         ids, mask = tokens(2, n), torch.ones(2, n, dtype=torch.int64)
         mask[0, 5:] = 0
         found, expected = (made(ids, mask, use_cache=False).logits for made in (program.module(), net))
         close(found[mask == 1], expected[mask == 1], 1e-5)
+
+
+@torch.no_grad()
+def test_a_step_that_is_exported_copies_no_keys(monkeypatch):
+    monkeypatch.setattr(hidden_keys, "can_flash", lambda *x: True)
+    attend, mask = Attend(attention.build("softmax")), torch.ones(2, 100, dtype=torch.bool)
+    for queries in (1, 2):
+        q, k, v = (torch.randn(2, n, 2, 8) for n in (queries, 100, 100))
+        program = torch.export.export(attend, (q, k, v, mask), strict=False)
+        assert (COLUMNS in program.graph_module.code) == (queries > 1)
+
+
+class Attend(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, q, k, v, key_mask):
+        return self.inner(q, k, v, key_mask=key_mask)
 
 
 def call(program, ids, length, cache):

@@ -11,13 +11,14 @@ _NAMES_GROUPS = torch.__version__ >= "2.12"  # grouped heads have to be asked fo
 
 
 def can_flash(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernel can serve these inputs: on CUDA, in half precision, heads of one size up to 256, and
-    outside of torch.func's transforms, which it does not know."""
+    """Whether the kernel can serve these inputs: on a CUDA GPU of compute capability 8.0 or more, in half
+    precision, heads of one size up to 256, and outside of torch.func's transforms, which it does not know."""
     dim = q.shape[3]
     return (
         USE_KERNEL
         and q.is_cuda
-        and (torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active())
+        and torch.cuda.get_device_properties(q.device).major >= 8
+        and not torch._C._are_functorch_transforms_active()
         and q.shape[0] > 0
         and all(dtype_of(x) in HALF for x in (q, k, v))
         and dim == v.shape[3]

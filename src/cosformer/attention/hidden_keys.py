@@ -3,8 +3,8 @@
 A mask [B, 1, Tq, Tk] is large, and the kernels that take one are slow. With q' = [q, c], and k' = [k, 0] for
 a key that is seen and [k, -c] for one that is hidden, q' . k' of a hidden key is -8 c^2 = -8.4 million, and
 its weight exp(-1,048,576) = 0 with heads of 64, as long as q . k of a seen key stays above that. Keys and
-values that are hidden are zeros, so a query that sees no key gives zeros. c is no larger because the backward
-computes exp(score - log-sum-exp) in float32, and for such a query both are near -8 c^2 / sqrt(D).
+values that are hidden are zeros, so a finite query that sees no key gives zeros. c is no larger because the
+backward computes exp(score - log-sum-exp) in float32, and for such a query both are near -8 c^2 / sqrt(D).
 """
 
 import torch
@@ -23,7 +23,8 @@ def can_hide(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a kernel without a mask serves these inputs with the columns added."""
     if not can_flash(q, k, v) or q.shape[3] > LARGEST_HEAD:
         return False
-    return torch.compiler.is_exporting() or q.shape[1] >= FEWEST_QUERIES  # a length stays free in an export
+    # A length that is free in an export stays free: a step of one token is the only one told apart.
+    return q.shape[1] >= (2 if torch.compiler.is_exporting() else FEWEST_QUERIES)
 
 
 def with_columns(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:

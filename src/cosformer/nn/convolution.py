@@ -125,7 +125,7 @@ class ShortConvolution(nn.Module):
             and not self.causal
             and len(self.distances) > _FEW
             and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-            and (torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active())
+            and not torch._C._are_functorch_transforms_active()
             and torch.autograd.forward_ad._current_level < 0
             and runs_triton(x.device)
         )

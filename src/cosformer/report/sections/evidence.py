@@ -109,7 +109,7 @@ def language(places: Places) -> Section:
         "or of 8,192, or as many in texts of 8,192 as each model reads in the seconds that softmax takes for "
         "56 million, alone on the GPU; on the first million bytes of the test part; the published models "
         "have twice the layers and are trained far longer. The learning rate is the best on validation of "
-        "those tried, the same for each; for texts of 8,192 it is 0.001 with equal tokens, and the best of "
+        "the same candidates for each; for texts of 8,192 it is 0.001 with equal tokens, and the best of "
         "three with equal seconds. Small models have 0.8 million parameters, 1.6 million tokens and three "
         "seeds (The cosine itself). WikiText-2 is not WikiText-103, "
         "whose text is fifty times as long: the columns do not compare. In the ablation below "
@@ -142,7 +142,8 @@ def arena(places: Places) -> Section:
     caption = (
         "Accuracy in per cent on the test split; higher is better. Settings of scale small; learning rate "
         "and positions (learned, or by distance alone) with their number of steps are the best of those "
-        f"tried on validation ({effort} so far). Pathfinder is planned with two layers of width 64, "
+        f"tried on validation ({effort} so far); for Image and Pathfinder the second try has a convolution "
+        "over a row of pixels. Pathfinder is planned with two layers of width 64, "
         "pooled by maximum, for many steps; of two layers, ours has none of softmax, and is windows. Our "
         "Retrieval is a stand-in, citations among 7,306 arXiv papers, and does not compare with the "
         f"published one (AAN). Other people's codebases have columns of their own. {_again('lra')}"
@@ -170,9 +171,9 @@ def pretrained_arena(places: Places) -> Section:
         cells = [places.cell(plan, column, row, ".2f", 100) for column in ARENA.values()]
         rows.append([row, *cells, average(places, plan, row), _only(*_rows_of(row))])
     caption = (
-        "Accuracy in per cent on the test split; higher is better. Each model has first filled holes in the "
-        "inputs of the same task's training split (Amos et al., 2023), and was then trained as above; the "
-        "published figures above are of models that were not, and do not compare. "
+        "Accuracy in per cent on the test split; higher is better. Each model has first learned to predict "
+        "hidden tokens of the inputs of the same task's training split (Amos et al., 2023), and was then "
+        "trained as above; the published figures above are of models that were not, and do not compare. "
         f"{_again('lra-pretrained')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == plan]
@@ -219,15 +220,14 @@ def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
         "Causal: bits per character of enwik8; masked: perplexity of masked bytes of WikiText-2 (15 %), "
         "in both directions. Lower is better; the mean of the seeds, and half of their range. 4 layers of "
         "width 128 with 4 heads, 800 steps of 4 texts of 512 bytes on a CPU; the better on validation of "
-        "two learning rates. Rotary positions but with windows, which are 2, 4, 16 and 512 and need "
-        "none; softmax has them always. The layer of softmax sees 512 tokens. How often each byte occurs, "
-        "and nothing else, "
-        "gives a perplexity of 23.9. " + _again("cosine")
+        "two learning rates. Windows are 2, 4, 16 and 512; without them, and in the rows of softmax with "
+        "them, positions are rotary. The layer of softmax has no positions and sees 512 tokens. How often "
+        "each byte occurs, and nothing else, gives a perplexity of 23.9. " + _again("cosine")
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "cosine"]
     header = [
-        "weights", "causal, valid", "causal, test", "masked, valid", "masked, test", "learning rates",
-        "seeds", ROW_AGAIN,
+        "weights", "causal, valid", "causal, test", "masked, valid", "masked, test",
+        "learning rates: causal, masked", "seeds: causal, masked", ROW_AGAIN,
     ]  # fmt: skip
     return Section("The cosine itself", [Table(header, cells, caption), *_said(own)])
 
@@ -282,11 +282,10 @@ ROW_AGAIN = "one row again"
 
 
 def _again(plan: str, program: str = "evidence") -> str:
-    """How the runs of a table are made again. Those with a record are not, so the command looks for records
-    in a folder of its own."""
+    """How the runs of a table are made again, those with a record, too."""
     return (
-        f"Again: `python -m benchmarks.{program} --plan {plan} --results again`; one row: the same with the "
-        "`--only` at its end."
+        f"Again: `python -m benchmarks.{program} --plan {plan} --again DIR`, repeated until nothing is left "
+        "to be run (9 minutes a call, or `--minutes`); one row: the same with the `--only` at its end."
     )
 
 
