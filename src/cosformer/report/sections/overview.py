@@ -61,10 +61,11 @@ def section(places: Places) -> Section:
     higher.append([AVERAGE, *(evidence.average(places, "lra", row) for row in COLUMNS)])
     caption = (
         "linear is elu + 1, relu cosFormer without the cosine, windows cosFormer with a window for every "
-        "head, a gate and norms, and ours the default model: the same with one layer of six (of four in small "
-        "models and the arena; none in Pathfinder's two) a softmax of 1,024 tokens. Test scores, with the "
-        "settings of each that were best on validation; the tables below say how many were tried, and how "
-        f'each row is made again. One seed but where a spread is given; "{NOT_RUN}": there is no record yet.'
+        "head, a gate and norms, and ours the default model: the same with one layer of six (of four in "
+        "small models and the arena; none in Pathfinder's two) a softmax of 1,024 tokens. Test scores, with "
+        "the settings of each that were best on validation; the tables below say how many were tried, and "
+        "how each row is made again. One seed but where a spread is given; "
+        f'"{NOT_RUN}": there is no record yet.'
     )
     return Section(
         "At a glance",
