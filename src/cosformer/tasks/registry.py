@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, TypeVar
 
 from cosformer.registry import Registry
@@ -40,4 +41,8 @@ def get(name: str) -> type[Task]:
 
 def build(name: str, **settings: Any) -> Task:
     """A task with these settings."""
-    return _TASKS.build(name, settings, {})
+    task = _TASKS.build(name, settings, {})
+    seed = settings.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a whole number from 0 to 4,294,967,295, but got {seed!r}.")
+    return task
