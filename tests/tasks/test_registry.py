@@ -24,7 +24,7 @@ def test_unknown_names_and_settings_say_what_was_meant():
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "3", True])
 @pytest.mark.parametrize("name", [n for n in tasks.names() if "seed" in tasks.parameters(n)])
 def test_a_seed_is_refused_before_anything_is_made(name, seed):
-    with pytest.raises(ValueError, match="^seed must be a whole number from 0 to 4,294,967,295, but got"):
+    with pytest.raises(ValueError, match=r"^seed must be a whole number from 0 to 4,294,967,295, but got"):
         tasks.build(name, seed=seed)
 
 

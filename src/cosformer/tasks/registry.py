@@ -43,6 +43,6 @@ def build(name: str, **settings: Any) -> Task:
     """A task with these settings."""
     task = _TASKS.build(name, settings, {})
     seed = settings.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**32:
         raise ValueError(f"seed must be a whole number from 0 to 4,294,967,295, but got {seed!r}.")
     return task
