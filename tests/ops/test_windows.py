@@ -7,7 +7,7 @@ import torch
 
 from cosformer import CosformerState, cosformer_attention
 from cosformer.ops import decode_step
-from cosformer.ops.chunked import windowed, workspace
+from cosformer.ops.chunked import attention, window_sums, windowed, workspace
 
 from .cases import distance
 
@@ -342,3 +342,76 @@ def test_a_query_that_sees_no_key_takes_no_part_whatever_it_holds(windows):
         torch.testing.assert_close(ours[:, :, blind], plain[:, :, blind], rtol=1e-4, atol=1e-5)
     assert torch.equal(found[1][0][0, 30, blind], torch.zeros(8))
     assert found[1][0][0, 30].isnan().any() == (32 in windows)
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "ahead", "expected"),
+    [
+        (196, 64, 63, "square"), (196, 256, 255, "square"), (196, 8, 7, "band"), (196, 100, 99, "square"),
+        (512, 64, 63, "band"), (512, 128, 127, "wide"), (512, 128, 0, "band"), (512, 250, 249, "square"),
+        (4096, 64, 63, "band"), (4096, 250, 249, "band"), (4096, 256, 0, "wide"), (4096, 1024, 1023, "wide"),
+        (600, 320, 0, "wide"), (300, 320, 0, "square"),
+    ],
+)  # fmt: skip
+def test_the_form_of_a_sum(length, window, ahead, expected):
+    """On a CPU what costs least; elsewhere a band, or states where a window is wide."""
+    call = (length, length, (window,), window - 1, ahead, 0)
+    assert window_sums.form(*call, torch.device("cpu")) == expected
+    assert window_sums.form(*call, torch.device("cuda")) == ("band" if window <= 256 else "wide")
+
+
+@both_ways
+@pytest.mark.parametrize("window", [1, 2, 40, 64, 128, 192, 256, 320])
+@pytest.mark.parametrize(
+    ("rows", "columns", "offset"), [(150, 150, 0), (40, 130, 90), (70, 40, -20), (20, 300, 5)]
+)
+@pytest.mark.parametrize("spoilt", [None, NAN])
+def test_all_forms_are_one_sum(window, rows, columns, offset, causal, spoilt, monkeypatch):
+    """However it is computed: values and gradients, also beside keys and queries that are not finite."""
+    q, g = (torch.randn(2, rows, 2, 8, dtype=torch.float64) for _ in range(2))
+    k, v = (torch.randn(2, columns, 1, 8, dtype=torch.float64) for _ in range(2))
+    if spoilt is not None:
+        q[0, rows // 2], k[1, columns // 3] = spoilt, spoilt
+    forms = ["square"] + (["band"] if window <= 256 else []) + (["wide"] if window % 64 == 0 else [])
+    found = {}
+    for name in forms:
+        for module in (window_sums, windowed):
+            monkeypatch.setattr(module, "form", lambda *call, name=name: name)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        options = {"windows": (window,), "causal": causal, "query_offset": offset, "backend": "chunked"}
+        out = cosformer_attention(*leaves, **options)
+        found[name] = [out.detach(), *torch.autograd.grad(out, leaves, g)]
+    for name in forms[1:]:
+        for ours, square in zip(found[name], found["square"], strict=True):
+            torch.testing.assert_close(ours, square, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("rows", "columns", "offset", "sees_all"),
+    [
+        (320, 320, 0, (True, True)), (321, 321, 0, (False, False)), (20, 320, 300, (True, True)),
+        (20, 321, 301, (False, False)), (20, 330, 0, (True, False)), (1, 321, 320, (False, False)),
+        (5, 9, -316, (True, False)),
+    ],
+)  # fmt: skip
+def test_a_wide_window_that_sees_all_is_a_horizon(rows, columns, offset, sees_all, causal, monkeypatch):
+    """It is computed as a head without one, in its place among the others."""
+    calls = []
+    for name in ("forward", "backward"):
+        real = getattr(attention, name)
+        monkeypatch.setattr(
+            attention, name, lambda args, *rest, real=real: calls.append(args.horizon) or real(args, *rest)
+        )
+    q = torch.randn(2, rows, 6, 8, dtype=torch.float64)
+    k, v = (torch.randn(2, columns, 3, 8, dtype=torch.float64) for _ in range(2))
+    mask = torch.rand(2, columns) < 0.7
+    options = {"windows": (3, 320, 40), "causal": causal, "query_offset": offset, "key_mask": mask}
+    found = []
+    for backend in ("chunked", "reference"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = cosformer_attention(*leaves, **options, backend=backend)
+        found.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    assert calls == [320.0, 320.0] * sees_all[0 if causal else 1]
+    for ours, exact in zip(*found, strict=True):
+        assert distance(ours, exact) < 1e-10

@@ -1,5 +1,6 @@
 """Heads with a window in plain PyTorch, linear in the length for every window: forward and backward, each as
-sums of one kind (window_sums.py).
+sums of one kind (window_sums.py). A wide window that sees all of a short text is computed as a head without
+one is (attention.py), with the window for its horizon.
 
 With x' = ReLU(x), v1 = [v, 1], g = dL/do, r_i = 1 / max(d_i, eps), e_i = -(g_i . o_i) (0 where eps holds
 d_i), g1 = [g, e] and the sum Y(a, b, c)_i = sum_j c(i - j) (a_i . b_j) c_j over the window:
@@ -24,11 +25,13 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Saved
+from cosformer.ops.chunked import attention
 from cosformer.ops.chunked.residual import residual, span
-from cosformer.ops.chunked.window_sums import weights_of_each, windowed_sum
+from cosformer.ops.chunked.window_sums import form, parts, square, weights_of_each, windowed_sum
 from cosformer.ops.chunked.workspace import SMALL, scratch
 from cosformer.ops.packing import Bundle, bundles, document_bounds
 from cosformer.ops.seen import finite
+from cosformer.ops.windows import NARROW
 
 Triple = tuple[Tensor, Tensor, Tensor]
 SHORT = 32  # queries or keys: fewer make no whole tile of a band
@@ -44,6 +47,10 @@ class Group(NamedTuple):
     heads: slice
     windows: tuple[int, ...]
 
+    def queries(self, per_key: int) -> slice:
+        """The query heads that share these key heads."""
+        return slice(self.heads.start * per_key, self.heads.stop * per_key)
+
 
 def forward(args: AttentionArgs, out: Tensor, den: Tensor) -> None:
     """Writes the heads with a window of `out` [B, Tq, H, Dv] and `den` [B, Tq, H]."""
@@ -55,6 +62,10 @@ def forward(args: AttentionArgs, out: Tensor, den: Tensor) -> None:
             b.put(den, d)
         return
     for group in _groups(args):
+        if _sees_all(args, group):
+            heads = group.queries(args.group)
+            attention.forward(_plain(args, group), None, out[:, :, heads], den[:, :, heads])
+            continue
         x = Operands(args, group)
         for g in range(args.group):
             n, d = x.forward(x.queries(args.q, g, "q"))
@@ -76,6 +87,12 @@ def backward(args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple) -> N
                 b.put(whole, part)
         return
     for group in _groups(args):
+        if _sees_all(args, group):
+            heads, of_keys = group.queries(args.group), group.heads
+            made = (into[0][:, :, heads], into[1][:, :, of_keys], into[2][:, :, of_keys])
+            own = Saved(saved.out[:, :, heads], saved.den[:, :, heads], None)
+            attention.backward(_plain(args, group), None, own, grad[:, :, heads], None, made)
+            continue
         x = Operands(args, group)
         dk = dv = x.k
         for g in range(args.group):
@@ -127,9 +144,8 @@ class Operands:
         mine[:, self.seen] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
 
     def _of(self, g: int) -> slice:
-        return slice(
-            self.group.heads.start * self.per_key + g, self.group.heads.stop * self.per_key, self.per_key
-        )
+        queries = self.group.queries(self.per_key)
+        return slice(queries.start + g, queries.stop, self.per_key)
 
     def _flat(self, x: Tensor, name: str) -> Tensor:
         """[B, T, heads, n] as [N, T, n]: a view of one row of a batch, else memory of that name."""
@@ -177,8 +193,7 @@ class Operands:
         products = torch.mul(g, out, out=scratch("products", tuple(g.shape), g))
         e = products.sum(-1, keepdim=True).neg_().masked_fill_(d < self.eps, 0)
         q_, k_ = _relu(q, "q'"), _relu(k, "k'")
-        few = min(q.shape[1], k.shape[1]) < SHORT and q.shape[1] * k.shape[1] <= SQUARE
-        sums = self._square_sums if few else self._linear_sums
+        sums = self._square_sums if self._is_square(q.shape[1], k.shape[1]) else self._linear_sums
         dq, dk, dv = sums(q_, k_, v1, g, e, r, free)
         gate = torch.ops.aten.threshold_backward.grad_input
         return gate(dq.mul_(r), q_, 0, grad_input=dq), gate(dk, k_, 0, grad_input=dk), dv
@@ -220,19 +235,35 @@ class Operands:
         found = weights_of_each(*shape, k_.dtype, str(k_.device))
         return found if len(self.windows) == 1 else found.repeat(self.batch, 1, 1)
 
+    def _is_square(self, rows: int, columns: int) -> bool:
+        """Whether all pairs are computed: of few queries or keys, and where the sums are squares anyway."""
+        if min(rows, columns) < SHORT and rows * columns <= SQUARE:
+            return True
+        own = (self.windows, self.back, self.ahead, self.offset, self.like.device)
+        return min(rows, columns) > 0 and form(rows, columns, *own) == "square"
+
     def _square_sums(
         self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
     ) -> Triple:
-        """The same over all pairs of few queries or keys."""
-        weights = self._weights(q_.shape[1], k_, self.offset)
-        a = torch.bmm(_with_columns("g1", g, e, 0.0), v1.mT).mul_(weights)
-        dq = torch.bmm(a, k_)
-        rho = residual(q_, dq, free, scratch("products", tuple(q_.shape), q_))
-        if rho is not None:
-            a.addcmul_(rho.mul_(r), weights)
-            dq = torch.bmm(a, k_)
-        p = torch.bmm(q_, k_.mT).mul_(weights)
-        return dq, torch.bmm(a.mT, r * q_), torch.bmm(p.mT, r * g)
+        """The same over all pairs of queries and keys, some heads at a time."""
+        rows, columns = q_.shape[1], k_.shape[1]
+        weights = self._weights(rows, k_, self.offset)
+        g1 = _with_columns("g1", g, e, 0.0)
+        dq, dk = torch.empty_like(q_), torch.empty_like(k_)
+        dv = g.new_empty((*k_.shape[:2], self.dv))
+        for n in parts(q_.shape[0], rows * columns, q_.device):
+            of_each = weights if weights.dim() == 2 else weights[n]
+            a = torch.bmm(g1[n], v1[n].mT, out=square(g1[n], v1[n])).mul_(of_each)
+            torch.bmm(a, k_[n], out=dq[n])
+            rho = residual(q_[n], dq[n], free[n], scratch("products", tuple(q_[n].shape), q_))
+            if rho is not None:
+                change = rho.mul_(r[n])
+                dq[n].addcmul_(change, torch.matmul(of_each, k_[n]))
+                a.addcmul_(change, of_each)
+            torch.bmm(a.mT, r[n] * q_[n], out=dk[n])
+            p = torch.bmm(q_[n], k_[n].mT, out=square(q_[n], k_[n])).mul_(of_each)
+            torch.bmm(p.mT, r[n] * g[n], out=dv[n])
+        return dq, dk, dv
 
     def _rows(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the queries, over keys."""
@@ -308,6 +339,26 @@ def _go_together(args: AttentionArgs, windows: tuple[int, ...]) -> bool:
     """Whether heads with these windows are narrow, and small all together."""
     size = len(windows) * math.prod(args.q.shape[:2]) * max(args.q.shape[3], args.v.shape[3], 64)
     return size <= SMALL and all(0 < w <= MERGED for w in windows)
+
+
+def _sees_all(args: AttentionArgs, group: Group) -> bool:
+    """Whether all heads of a group see every key before a query, and behind it if not causal. Narrow ones
+    that are computed together stay so."""
+    window = group.windows[0]
+    if len(group.windows) > 1 or window <= NARROW:
+        return False
+    reach = args.query_offset + args.q.shape[1] - 1
+    if not args.causal:
+        reach = max(reach, args.k.shape[1] - 1 - args.query_offset)
+    return reach < window
+
+
+def _plain(args: AttentionArgs, group: Group) -> AttentionArgs:
+    """The call of a group whose window is a horizon."""
+    return args.but(
+        q=args.q[:, :, group.queries(args.group)], k=args.k[:, :, group.heads], v=args.v[:, :, group.heads],
+        horizon=float(group.windows[0]), keep=False, windows=None,
+    )  # fmt: skip
 
 
 def _alone(args: AttentionArgs, b: Bundle) -> AttentionArgs:
