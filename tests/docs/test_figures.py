@@ -300,13 +300,13 @@ def test_the_times_of_windows_are_those_of_the_record():
 
 
 def test_the_times_of_windows_on_a_cpu_are_those_of_the_record():
-    record = json.loads((ROOT / "benchmarks" / "reports" / "windows-cpu-20261117.json").read_text())
+    record = json.loads((ROOT / "benchmarks" / "reports" / "windows-cpu-20261119.json").read_text())
     text = (ROOT / "docs" / "performance.md").read_text()
 
-    def took(contender, length):
+    def took(contender, length, mode="causal"):
         return next(
             r["median_s"] for r in record["timings"]
-            if (r["contender"], r["length"], r["mode"]) == (contender, length, "causal")
+            if (r["contender"], r["length"], r["mode"]) == (contender, length, mode)
             and r["phase"] == "forward+backward"
         )  # fmt: skip
 
@@ -316,6 +316,17 @@ def test_the_times_of_windows_on_a_cpu_are_those_of_the_record():
     assert said + f"at T = 512 it takes {ms['windows', 512]} and softmax {ms['softmax', 512]}." in text
     narrow, wide = (f"{took(f'window {w}', 16384):.2f} s" for w in (512, 8192))
     assert f"every head 512 takes {narrow} at T = 16,384, every head 8,192 {wide}" in text
+    causal, both, plain = (
+        f"{1e3 * took(name, 4096, mode):.3g} ms"
+        for name, mode in (
+            ("window 8192", "causal"), ("window 8192", "bidirectional"), ("plain", "bidirectional"),
+        )
+    )  # fmt: skip
+    said = (
+        f"every head 8,192 takes {causal} at T = 4,096, {both} in both directions, where the plain operator"
+    )
+    assert f"{said} takes {plain}." in text
     early, late = (d["median_s"] for d in record["decoding"])
-    assert f"takes {1e3 * early:.2f} ms, at position 1,000,000 as at 1,000" in text
+    said = f"takes {1e3 * early:.2f} ms at position 1,000 and {1e3 * late:.2f} ms at 1,000,000"
+    assert f"A token with these windows {said}." in text
     assert late <= 1.1 * early
