@@ -415,3 +415,34 @@ def test_a_wide_window_that_sees_all_is_a_horizon(rows, columns, offset, sees_al
     assert calls == [320.0, 320.0] * sees_all[0 if causal else 1]
     for ours, exact in zip(*found, strict=True):
         assert distance(ours, exact) < 1e-10
+
+
+def test_of_many_queries_only_those_that_see_a_key_are_computed(monkeypatch):
+    """And of many keys only those that are seen: both ways of a long text beside a short one."""
+    real, numbers = window_sums.weights_of, []
+    for module in (window_sums, windowed):
+        monkeypatch.setattr(
+            module, "weights_of", lambda *call: numbers.append(call[0] * call[1]) or real(*call)
+        )
+    for rows, columns in ((20_000, 300), (300, 20_000)):
+        leaves = [torch.randn(1, n, 1, 8, requires_grad=True) for n in (rows, columns, columns)]
+        out = cosformer_attention(*leaves, windows=(128,), query_offset=0, backend="chunked")
+        grads = torch.autograd.grad(out.square().sum(), leaves)
+        short = [x.detach()[:, :500].requires_grad_() for x in leaves]
+        near = cosformer_attention(*short, windows=(128,), query_offset=0, backend="reference")
+        torch.testing.assert_close(out[:, :500], near, rtol=1e-4, atol=1e-5)
+        for ours, theirs in zip(grads, torch.autograd.grad(near.square().sum(), short), strict=True):
+            torch.testing.assert_close(ours[:, :500], theirs, rtol=1e-3, atol=1e-4)
+            assert not ours[:, 500:].any()
+    assert 0 < max(numbers) <= 500 * 500
+
+
+def test_large_weights_are_not_kept():
+    """Of each new length a square: a few are kept, and many small ones."""
+    kept = []
+    for length in range(170, 200):
+        x = torch.randn(1, length, 1, 8, requires_grad=True)
+        cosformer_attention(x, x, x, windows=(256,), backend="chunked").sum().backward()
+        kept.append((window_sums._many_weights.cache_info().currsize, window_sums._few_weights.cache_info()))
+    assert kept[0][0] == kept[-1][0]
+    assert kept[-1][1].currsize == kept[-1][1].maxsize < 30

@@ -1,4 +1,9 @@
-"""Residuals of heads without a window (residual.py) taken out of A, M and dQ' (attention.py)."""
+"""Residuals of heads without a window (residual.py) taken out of A, M and dQ' (attention.py).
+
+No row's bits depend on which others have a residual. The last few rows of a product may be rounded otherwise
+than those before, and one matrix alone otherwise than beside others: so of a chunk a multiple of TOKENS rows
+is taken, from its first on, and two chunks at least (PyTorch on a CPU, tests/ops/test_residuals.py).
+"""
 
 from typing import NamedTuple
 
@@ -9,9 +14,11 @@ from cosformer.ops.chunked.plan import ChunkPlan, PlanStep
 from cosformer.ops.chunked.residual import span
 from cosformer.ops.chunked.workspace import Buffer
 
+TOKENS = 64
+
 
 class Rows(NamedTuple):
-    """From the first to the last query of a step that has a residual: which chunks, and where in a chunk."""
+    """All queries of a step that have a residual, and more: which chunks, and where in a chunk."""
 
     chunks: slice
     tokens: slice
@@ -23,7 +30,9 @@ class Rows(NamedTuple):
 
 def correction(step: PlanStep, rho: Tensor, m: Buffer) -> tuple[Rows, Buffer]:
     """What delta lacks by its residuals, divided by d, with both phases; added to m."""
-    rows = Rows(span(rho, 0), span(rho, 4))
+    chunks, tokens = span(rho, 0), span(rho, 4)
+    first = min(chunks.start, max(0, len(rho) - 2))
+    rows = Rows(slice(first, max(chunks.stop, first + 2)), slice(-(-tokens.stop // TOKENS) * TOKENS))
     rest = rows.of(rho)
     change = rest * rows.of(step.of("tail_q"))[..., :2] * rows.of(step.of("inverse"))
     change.masked_fill_(rest == 0, 0)  # rows that take no part may hold NaN
@@ -39,7 +48,7 @@ def correct_square(
     # Not in the workspace, which would keep it: in float32 few rows are corrected.
     more = Buffer(torch.bmm(change.rows, of_keys.rows.mT).view(*change.whole.shape[:-1], step.size[1]))
     if x.causal:
-        more.whole.tril_(x.diagonal + at.tokens.start)
+        more.whole.tril_(x.diagonal)
     at.of(a.whole).add_(more.whole)
     made = Buffer(g.whole.new_empty((*change.whole.shape[:-1], x.d)))
     x.seen_product(step, more.rows, Buffer(k1.whole[at.chunks]).rows, made.rows, tokens=at.tokens)

@@ -2,15 +2,19 @@
 
     y_i = sum_j c(i - j) (a_i . b_j) c_j,   c(d) = cos((pi/2) d/W) for -ahead <= d <= back, 0 elsewhere
 
-with `back` and `ahead` at most W - 1, and i counted from the first j.
+with `back` and `ahead` at most W - 1, and i counted from the first j. It has three forms (`form`).
 
-Short texts are a square: all rows meet all columns. Narrow windows are a band: a tile of rows meets the
-columns that it can see, and the weights of such a tile are the same everywhere. Wide windows go through
-states: of a tile's columns, whole chunks strictly inside the
-window count through their summed state sum_j b_j [c_j cos theta_j, c_j sin theta_j], and the two chunks at
-its ends as squares. The sum over the chunks of a sliding window takes blocks as long as the window, suffix
-sums of one block and prefix sums of the next (van Herk 1992, Gil and Werman 1993): nothing is ever
-subtracted, so that nothing drifts, and nothing stays behind.
+    square    all rows meet all columns
+    band      a tile of rows meets the columns that it can see; such a tile has the same weights everywhere
+    wide      of a tile's columns, whole chunks strictly inside the window count through their summed state
+              sum_j b_j [c_j cos theta_j, c_j sin theta_j], the two chunks at its ends as squares
+
+The sum over the chunks of a sliding window takes blocks as long as the window, suffix sums of one block and
+prefix sums of the next (van Herk 1992, Gil and Werman 1993): nothing is ever subtracted, so that nothing
+drifts, and nothing stays behind.
+
+A product a_i . b_j beyond the window may be inf where both are finite, and zero times inf is NaN: with
+`exact`, for calls that have met such a number, what has no weight is set to zero after the product.
 """
 
 import math
@@ -26,7 +30,7 @@ from cosformer.ops.windows import CHUNK, NARROW
 
 STEP = 2**19  # numbers in the squares of a step: they stay in the cache of a CPU
 LARGE_STEP = 2**24  # where each call starts a kernel
-KEPT = 2**14  # weights: those of so small a tile are kept for many calls
+KEPT = 2**14  # weights: so few are kept for many calls
 # On a CPU, as measured for heads of 16 to 128: a column of a square costs 0.6 times one of a band, and states
 # with their two squares as much as a band of STATES columns.
 IN_SQUARE = 0.6
@@ -55,71 +59,95 @@ def form(
 
 
 def windowed_sum(
-    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str
-) -> Tensor:
-    """a [N, Ta, F], b [N, Tb, F], c [N, Tb, E]; row i of a stands at i + offset. y [N, Ta, E]. One window for
-    all N; or several narrow ones, which the N have in turn, and of which none looks further than `back` and
-    `ahead`. What is returned may be memory (`scratch`) of that name."""
-    length, rows = b.shape[1], a.shape[1]
-    # Rows whose window holds nothing stay zero, and no window is longer than there are columns.
-    first = max(0, -ahead - offset)
-    last = min(rows, length + back - offset)
-    if first >= last or length == 0:
+    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str,
+    exact: bool = False,
+) -> Tensor:  # fmt: skip
+    """a [N, Ta, F], b [N, Tb, F], c [N, Tb, E]; row i of a stands at i + offset and sees a column at least.
+    y [N, Ta, E]. One window for all N; or several narrow ones, which the N have in turn, and of which none
+    looks further than `back` and `ahead`. What is returned may be memory (`scratch`) of that name."""
+    rows, columns = a.shape[1], b.shape[1]
+    if rows == 0 or columns == 0:
         return a.new_zeros((*a.shape[:2], c.shape[2]))
-    own, at = a[:, first:last], offset + first
-    how = form(last - first, length, windows, back, ahead, at, a.device)
+    how = form(rows, columns, windows, back, ahead, offset, a.device)
     if how == "square":
-        y = _square_sum(own, b, c, windows[0], back, ahead, at, name)
-    elif how == "band":
-        y = _band_sum(own, b, c, windows, back, ahead, at, name)
-    else:
-        y = _wide_sum(own, b, c, windows[0], back, ahead, at)
-    if y.shape[1] == rows:
-        return y
-    return torch.nn.functional.pad(y, (0, 0, first, rows - last))
+        return _square_sum(a, b, c, windows, back, ahead, offset, name, exact)
+    if how == "band":
+        return _band_sum(a, b, c, windows, back, ahead, offset, name, exact)
+    return _wide_sum(a, b, c, windows[0], back, ahead, offset, exact)
 
 
-def window_weights(
-    rows: int, columns: int, start: int, window: int, back: int, ahead: int, dtype: torch.dtype, device: str
+def column_sum(
+    c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, rows: int, some: slice, name: str
 ) -> Tensor:
-    """c(start + row - column) [rows, columns]."""
-    kept = _many_weights if rows * columns <= KEPT else _few_weights
-    return kept(rows, columns, start, window, back, ahead, dtype, device)
+    """sum_j c(i - j) c_j for `some` of `rows` rows, where these are no square: [N, some, E]. What comes out
+    for a row does not depend on which others are asked for, to the bit: all is cut as it is for all rows."""
+    n, columns, width = c.shape
+    if form(rows, columns, windows, back, ahead, offset, c.device) == "band":
+        tile, back, ahead = _band(rows, columns, back, ahead, offset)
+        tiles = -(-rows // tile)
+        first = min(some.start // tile, max(0, tiles - 2))  # one matrix alone may be rounded otherwise
+        last = min(tiles, max(-(-some.stop // tile), first + 2))
+        own = _column_tiles(c, offset - back + first * tile, tile, back + ahead, last - first, "columns")
+        each = weights_of(tile, tile + back + ahead, back, windows, back, ahead, c)
+        if len(windows) > 1:
+            each = each.repeat(n // len(windows), 1, 1).repeat_interleave(own.shape[0] // n, 0)
+        y = torch.bmm(
+            each.expand(own.shape[0], -1, -1), own, out=scratch(name, (own.shape[0], tile, width), c)
+        )
+        return y.view(n, -1, width)[:, some.start - first * tile : some.stop - first * tile]
+    # The rows before are computed as well, and all that is one window long behind them: states of chunks are
+    # added up from the first row on.
+    (window,) = windows
+    stop = min(rows, max(1, -(-(offset + some.stop) // window)) * window - offset)
+    seen = min(columns, -(-(offset + stop + ahead) // CHUNK) * CHUNK)
+    ones = c.new_ones((n, max(stop, seen), 1))
+    y = _wide_sum(ones[:, :stop], ones[:, :seen], c[:, :seen], window, back, ahead, offset, False)
+    return y[:, some]
+
+
+def weights_of(
+    rows: int, columns: int, start: int, windows: tuple[int, ...], back: int, ahead: int, like: Tensor
+) -> Tensor:
+    """c(start + row - column): of one window [rows, columns], of several [windows, rows, columns]."""
+    kept = _many_weights if len(windows) * rows * columns <= KEPT else _few_weights
+    return kept(rows, columns, start, windows, back, ahead, like.dtype, str(like.device))
 
 
 def _weights(
-    rows: int, columns: int, start: int, window: int, back: int, ahead: int, dtype: torch.dtype, device: str
-) -> Tensor:
+    rows: int, columns: int, start: int, windows: tuple[int, ...], back: int, ahead: int, dtype: torch.dtype,
+    device: str,
+) -> Tensor:  # fmt: skip
+    shape = (rows, columns) if len(windows) == 1 else (len(windows), rows, columns)
+    if 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
     # Each diagonal has one weight: from that of the last row and the first column to the opposite corner.
     d = start + torch.arange(rows - 1, -columns, -1)
-    w = torch.cos(math.pi / 2 / window * d.double()).masked_fill((d > back) | (d < -ahead), 0)
-    return w.to(device, dtype).unfold(0, columns, 1).flip(0).contiguous()
+    made = []
+    for w in windows:
+        beyond = (d > min(back, w - 1)) | (d < -min(ahead, w - 1))
+        of_diagonals = torch.cos(math.pi / 2 / w * d.double()).masked_fill(beyond, 0).to(device, dtype)
+        made.append(of_diagonals.unfold(0, columns, 1).flip(0))
+    return torch.stack(made).view(shape)
 
 
 _many_weights, _few_weights = lru_cache(256)(_weights), lru_cache(8)(_weights)
 
 
-@lru_cache(256)
-def weights_of_each(
-    rows: int, columns: int, start: int, windows: tuple[int, ...], back: int, ahead: int, dtype: torch.dtype,
-    device: str,
-) -> Tensor:  # fmt: skip
-    """Those of several windows [windows, rows, columns]; of one [rows, columns]."""
-    made = [
-        window_weights(rows, columns, start, w, min(back, w - 1), min(ahead, w - 1), dtype, device)
-        for w in windows
-    ]
-    return made[0] if len(made) == 1 else torch.stack(made)
+def weigh(p: Tensor, weights: Tensor, exact: bool) -> Tensor:
+    """Products, in place, times their weights; `exact`: zero where these are, also of inf."""
+    p.mul_(weights)
+    return p.masked_fill_(weights == 0, 0) if exact else p
 
 
 def _square_sum(
-    a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int, name: str
-) -> Tensor:
+    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str,
+    exact: bool,
+) -> Tensor:  # fmt: skip
     rows, columns = a.shape[1], b.shape[1]
-    weights = window_weights(rows, columns, offset, window, back, ahead, a.dtype, str(a.device))
+    weights = weights_of(rows, columns, offset, windows, back, ahead, a)
     y = scratch(name, (*a.shape[:2], c.shape[2]), a)
     for part in parts(a.shape[0], rows * columns, a.device):
-        p = torch.bmm(a[part], b[part].mT, out=square(a[part], b[part])).mul_(weights)
+        p = weigh(torch.bmm(a[part], b[part].mT, out=square(a[part], b[part])), weights, exact)
         torch.bmm(p, c[part], out=y[part])
     return y
 
@@ -144,34 +172,40 @@ def _band(rows: int, columns: int, back: int, ahead: int, offset: int) -> tuple[
 
 
 def _band_sum(
-    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str
-) -> Tensor:
+    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str,
+    exact: bool,
+) -> Tensor:  # fmt: skip
     n, rows, _ = a.shape
     tile, back, ahead = _band(rows, b.shape[1], back, ahead, offset)
-    width = tile + back + ahead
-    tiles = -(-rows // tile)
-    # Rows of the batch lie one behind another, with as much nothing between them as a window can see.
-    stride = tiles if n == 1 else tiles + -(-(back + ahead) // tile)
-    a = _laid_out(a, 0, n, stride * tile, 0, "rows")
-    before = offset - back  # the column that the first tile begins with
-    b = _laid_out(b, before, n, stride * tile, width, "columns")
-    c = _laid_out(c, before, n, stride * tile, width, "values")
-    weights = weights_of_each(tile, width, back, windows, back, ahead, a.dtype, str(a.device))
+    width, tiles = tile + back + ahead, -(-rows // tile)
+    own = (offset - back, tile, back + ahead, tiles)
+    b, c = _column_tiles(b, *own, "columns"), _column_tiles(c, *own, "values")
+    stride = b.shape[0] // n
+    a = _laid_out(a, 0, n, stride * tile, 0, "rows").view(n * stride, tile, -1)
+    weights = weights_of(tile, width, back, windows, back, ahead, a)
     count = (n - 1) * stride + tiles
     step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (tile * width))
     several = len(windows) > 1
     if several:  # all at once: in turn, the tiles of each of the N have the weights of one window
         step = count = n * stride
         weights = weights[:, None]
-    a = a[: count * tile].view(count, tile, -1)
-    b, c = (x.as_strided((count, width, x.shape[1]), (tile * x.shape[1], x.shape[1], 1)) for x in (b, c))
     y = scratch(name, (n * stride, tile, c.shape[2]), a)
     for t in range(0, count, step):
         part = slice(t, min(t + step, count))
         p = torch.bmm(a[part], b[part].mT, out=scratch("weights", (part.stop - t, tile, width), a))
-        (p.view(-1, len(windows), stride, tile, width) if several else p).mul_(weights)
+        weigh(p.view(-1, len(windows), stride, tile, width) if several else p, weights, exact)
         torch.bmm(p, c[part], out=y[part])
     return y.view(n, stride * tile, -1)[:, :rows]
+
+
+def _column_tiles(x: Tensor, before: int, tile: int, more: int, tiles: int, name: str) -> Tensor:
+    """Of x [N, T, F] what tiles of rows see, of which the first begins with column `before`: [N * stride,
+    tile + more, F]. Rows of the batch lie one behind another, with as much nothing between them as a tile can
+    see: at least `tiles` of a stride are real."""
+    n, _, features = x.shape
+    stride = tiles if n == 1 else tiles + -(-more // tile)
+    flat = _laid_out(x, before, n, stride * tile, tile + more, name)
+    return flat.as_strided((n * stride, tile + more, features), (tile * features, features, 1))
 
 
 def _laid_out(x: Tensor, before: int, n: int, length: int, more: int, name: str) -> Tensor:
@@ -192,7 +226,9 @@ def _laid_out(x: Tensor, before: int, n: int, length: int, more: int, name: str)
     return flat
 
 
-def _wide_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int) -> Tensor:
+def _wide_sum(
+    a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int, exact: bool
+) -> Tensor:
     rows = a.shape[1]
     first, skip = divmod(offset, CHUNK)  # the chunk of columns that stands where the first row does
     a, b, c = _chunks(a, skip), _chunks(b, 0), _chunks(c, 0)
@@ -204,7 +240,7 @@ def _wide_sum(a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: in
     for row in zip(a, b, c, y, strict=True):
         _inside(*row, window, low + 1, high - 1, first)
         for end in (low, high):
-            _add_square(*row, window, back, ahead, first, end)
+            _add_square(*row, window, back, ahead, first, end, exact)
     return y.flatten(1, 2)[:, skip : skip + rows]
 
 
@@ -218,16 +254,17 @@ def _chunks(x: Tensor, before: int) -> Tensor:
 
 
 def _add_square(
-    a: Tensor, b: Tensor, c: Tensor, y: Tensor, window: int, back: int, ahead: int, first: int, end: int
-) -> None:
+    a: Tensor, b: Tensor, c: Tensor, y: Tensor, window: int, back: int, ahead: int, first: int, end: int,
+    exact: bool,
+) -> None:  # fmt: skip
     """Every chunk of rows with the chunk of columns that is `end` chunks further on."""
     start, stop = max(0, -first - end), min(a.shape[0], b.shape[0] - first - end)
-    weights = window_weights(CHUNK, CHUNK, -CHUNK * end, window, back, ahead, a.dtype, str(a.device))
+    weights = weights_of(CHUNK, CHUNK, -CHUNK * end, (window,), back, ahead, a)
     step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (CHUNK * CHUNK))
     for t in range(start, stop, step):
         rows = slice(t, min(t + step, stop))
         columns = slice(rows.start + first + end, rows.stop + first + end)
-        p = torch.bmm(a[rows], b[columns].mT).mul_(weights)
+        p = weigh(torch.bmm(a[rows], b[columns].mT), weights, exact)
         y[rows].baddbmm_(p, c[columns])
 
 

@@ -12,8 +12,9 @@ the last two over the queries that see a key: the window looks the other way. Wh
 rounding leaves of it is taken out (residual.py).
 
 A weight of zero times NaN is NaN. Where a result is not finite, it is computed again with all that is not
-finite left out, and rows that could see such an operand become NaN: what lies beyond the window, in another
-document or behind a mask has no influence, whatever it holds.
+finite left out and every product beyond the window set to zero, and rows that could see such an operand
+become NaN: what lies beyond the window, in another document or behind a mask has no influence, whatever it
+holds.
 """
 
 import math
@@ -27,7 +28,15 @@ from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Saved
 from cosformer.ops.chunked import attention
 from cosformer.ops.chunked.residual import residual, span
-from cosformer.ops.chunked.window_sums import form, parts, square, weights_of_each, windowed_sum
+from cosformer.ops.chunked.window_sums import (
+    column_sum,
+    form,
+    parts,
+    square,
+    weigh,
+    weights_of,
+    windowed_sum,
+)
 from cosformer.ops.chunked.workspace import SMALL, scratch
 from cosformer.ops.packing import Bundle, bundles, document_bounds
 from cosformer.ops.seen import finite
@@ -107,19 +116,20 @@ def backward(args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple) -> N
 
 
 class Operands:
-    """The keys of a group of heads, [N, T, .] with N = B times the heads, in the type of the sums."""
+    """The keys of a group of heads, [N, T, .] with N = B times the heads, in the type of the sums. Queries
+    that see no key are left out, and keys that no query sees: of a long past, a narrow window reads a few.
+    `exact`: whether products beyond the window may be inf."""
 
     def __init__(self, args: AttentionArgs, group: Group):
         self.group, self.per_key = group, args.group
         self.windows, self.eps = group.windows, args.eps
         self.back = max(self.windows) - 1
         self.ahead = 0 if args.causal else self.back
-        # Keys that no query sees are left out: of a long past, a narrow window reads a few.
-        last = args.query_offset + args.q.shape[1] + self.ahead
-        length = args.k.shape[1]
-        first = min(length, max(0, args.query_offset - self.back))
-        self.seen = slice(first, max(first, min(length, last)))
-        self.offset = args.query_offset - first
+        rows, length, offset = args.q.shape[1], args.k.shape[1], args.query_offset
+        self.seeing = _that_see(rows, length, self.back, self.ahead, offset)
+        self.seen = _that_see(length, rows, self.ahead, self.back, -offset)
+        self.offset = offset + self.seeing.start - self.seen.start
+        self.exact = False
         self.batch, self.like = args.q.shape[0], args.q.new_empty(0, dtype=args.accum_dtype)
         self.heads = group.heads.stop - group.heads.start
         k, v = (x[:, self.seen, group.heads] for x in (args.k, args.v))
@@ -132,16 +142,18 @@ class Operands:
 
     def queries(self, x: Tensor, g: int, name: str) -> Tensor:
         """Head g of those that share a key head, of a tensor [B, Tq, H, .]."""
-        return self._flat(x[:, :, self._of(g)], name)
+        return self._flat(x[:, self.seeing, self._of(g)], name)
 
     def write(self, into: Tensor, g: int, x: Tensor) -> None:
-        into[:, :, self._of(g)] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
+        self._put(into[:, :, self._of(g)], self.seeing, x)
 
     def write_keys(self, into: Tensor, x: Tensor) -> None:
-        mine = into[:, :, self.group.heads]
+        self._put(into[:, :, self.group.heads], self.seen, x)
+
+    def _put(self, into: Tensor, own: slice, x: Tensor) -> None:
         if x.shape[1] < into.shape[1]:
-            mine.zero_()
-        mine[:, self.seen] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
+            into.zero_()
+        into[:, own] = x.unflatten(0, (self.batch, -1)).transpose(1, 2)
 
     def _of(self, g: int) -> slice:
         queries = self.group.queries(self.per_key)
@@ -160,7 +172,8 @@ class Operands:
         """n [N, Tq, Dv] and d [N, Tq, 1]."""
         y = self._rows(_relu(q, "q'"), _relu(self.k, "k'"), self.v1, "y")
         if not finite(y):
-            bad, bad_keys = _not_finite(q), _not_finite(self.k) | _not_finite(self.v1)
+            self.exact = True
+            bad, bad_keys = _not_finite(q.relu()), _not_finite(self.k.relu()) | _not_finite(self.v1)
             k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
             y = self._rows(q.masked_fill(bad, 0).relu(), k.relu(), v1, "y")
             y = y.masked_fill(self._sees_any(bad) | self._sees(bad_keys, q.shape[1]), torch.nan)
@@ -171,10 +184,11 @@ class Operands:
         made = self._backward(q, g, out, d, self.k, self.v1)
         if all(map(finite, made)):
             return made
+        self.exact = True
         # A row whose gradient is zero takes no part, whatever it holds.
         used = (g != 0).any(-1, keepdim=True)
-        bad = used & (_not_finite(q) | _not_finite(g) | _not_finite(out) | _not_finite(d))
-        bad_keys = _not_finite(self.k) | _not_finite(self.v1)
+        bad = used & (_not_finite(q.relu()) | _not_finite(g) | _not_finite(out) | _not_finite(d))
+        bad_keys = _not_finite(self.k.relu()) | _not_finite(self.v1)
         left_out = bad | ~used
         q, g, out, d = (x.masked_fill(left_out, 0) for x in (q, g, out, d))
         k, v1 = (x.masked_fill(bad_keys, 0) for x in (self.k, self.v1))
@@ -206,8 +220,10 @@ class Operands:
         dq = self._rows(g1, v1, k_, "dq")
         rho = residual(q_, dq, free, scratch("products", tuple(q_.shape), q_))
         if rho is not None:
-            change, rows = rho * r, span(rho, 1)
-            dq[:, rows] += change[:, rows] * self._summed_keys(k_, rows)
+            change, some = rho * r, span(rho, 1)
+            reach = (self.windows, self.back, self.ahead, self.offset)
+            # What d_i is the product of q'_i with.
+            dq[:, some] += change[:, some] * column_sum(k_, *reach, q_.shape[1], some, "sums")
             # Added last, where g . v and the rest of e have cancelled: beside e it would be lost.
             corrected = e + change
             g1[..., self.dv : self.dv + 1] = corrected
@@ -217,23 +233,6 @@ class Operands:
         # The products of q' and k' as the forward made them: r undoes them exactly where there is one alone.
         weighted = torch.mul(r, g, out=scratch("r g", tuple(g.shape), g))
         return dq, dk, self._columns(k_, q_, weighted, "dv")
-
-    def _summed_keys(self, k_: Tensor, rows: slice) -> Tensor:
-        """sum_j c(i - j) k'_j of some queries: what d_i is the product of q'_i with."""
-        first = max(0, self.offset + rows.start - self.back)
-        k_ = k_[:, first : max(first, self.offset + rows.stop + self.ahead)]
-        count, at = rows.stop - rows.start, self.offset + rows.start - first
-        if count < SHORT and count * k_.shape[1] <= SQUARE:
-            return torch.matmul(self._weights(count, k_, at), k_)
-        ones = k_.new_ones((k_.shape[0], max(k_.shape[1], count), 1))
-        of_rows, of_keys = ones[:, :count], ones[:, : k_.shape[1]]
-        return windowed_sum(of_rows, of_keys, k_, self.windows, self.back, self.ahead, at, "sums")
-
-    def _weights(self, rows: int, k_: Tensor, at: int) -> Tensor:
-        """c(i - j) of `rows` queries, the first of which stands at key `at`: [rows, T], or [N, rows, T]."""
-        shape = (rows, k_.shape[1], at, self.windows, self.back, self.ahead)
-        found = weights_of_each(*shape, k_.dtype, str(k_.device))
-        return found if len(self.windows) == 1 else found.repeat(self.batch, 1, 1)
 
     def _is_square(self, rows: int, columns: int) -> bool:
         """Whether all pairs are computed: of few queries or keys, and where the sums are squares anyway."""
@@ -247,31 +246,35 @@ class Operands:
     ) -> Triple:
         """The same over all pairs of queries and keys, some heads at a time."""
         rows, columns = q_.shape[1], k_.shape[1]
-        weights = self._weights(rows, k_, self.offset)
+        weights = weights_of(rows, columns, self.offset, self.windows, self.back, self.ahead, k_)
+        if len(self.windows) > 1:
+            weights = weights.repeat(self.batch, 1, 1)
         g1 = _with_columns("g1", g, e, 0.0)
         dq, dk = torch.empty_like(q_), torch.empty_like(k_)
         dv = g.new_empty((*k_.shape[:2], self.dv))
         for n in parts(q_.shape[0], rows * columns, q_.device):
             of_each = weights if weights.dim() == 2 else weights[n]
-            a = torch.bmm(g1[n], v1[n].mT, out=square(g1[n], v1[n])).mul_(of_each)
+            a = weigh(torch.bmm(g1[n], v1[n].mT, out=square(g1[n], v1[n])), of_each, self.exact)
             torch.bmm(a, k_[n], out=dq[n])
             rho = residual(q_[n], dq[n], free[n], scratch("products", tuple(q_[n].shape), q_))
             if rho is not None:
                 change = rho.mul_(r[n])
                 dq[n].addcmul_(change, torch.matmul(of_each, k_[n]))
                 a.addcmul_(change, of_each)
+                if self.exact:
+                    a.masked_fill_(of_each == 0, 0)
             torch.bmm(a.mT, r[n] * q_[n], out=dk[n])
-            p = torch.bmm(q_[n], k_[n].mT, out=square(q_[n], k_[n])).mul_(of_each)
+            p = weigh(torch.bmm(q_[n], k_[n].mT, out=square(q_[n], k_[n])), of_each, self.exact)
             torch.bmm(p.mT, r[n] * g[n], out=dv[n])
         return dq, dk, dv
 
     def _rows(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the queries, over keys."""
-        return windowed_sum(a, b, c, self.windows, self.back, self.ahead, self.offset, name)
+        return windowed_sum(a, b, c, self.windows, self.back, self.ahead, self.offset, name, self.exact)
 
     def _columns(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the keys, over the queries that see them."""
-        return windowed_sum(a, b, c, self.windows, self.ahead, self.back, -self.offset, name)
+        return windowed_sum(a, b, c, self.windows, self.ahead, self.back, -self.offset, name, self.exact)
 
     def _sees(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` queries see a marked key [N, T, 1]."""
@@ -291,6 +294,12 @@ class Operands:
         each = marked.unflatten(0, (-1, len(reach)))
         found = [_any_between(each[:, i], length, *ends) for i, ends in enumerate(reach)]
         return torch.stack(found, 1).flatten(0, 1)
+
+
+def _that_see(rows: int, columns: int, back: int, ahead: int, offset: int) -> slice:
+    """The rows i that see a column, from i + offset - back to i + offset + ahead; else an empty slice."""
+    first, last = max(0, -ahead - offset), min(rows, columns + back - offset)
+    return slice(first, last) if columns and first < last else slice(0, 0)
 
 
 def _any_between(marked: Tensor, length: int, low: int, high: int) -> Tensor:
@@ -342,8 +351,8 @@ def _go_together(args: AttentionArgs, windows: tuple[int, ...]) -> bool:
 
 
 def _sees_all(args: AttentionArgs, group: Group) -> bool:
-    """Whether all heads of a group see every key before a query, and behind it if not causal. Narrow ones
-    that are computed together stay so."""
+    """Whether heads with one wide window see every key before a query, and behind it if not causal. Narrow
+    ones are squares then (window_sums.py)."""
     window = group.windows[0]
     if len(group.windows) > 1 or window <= NARROW:
         return False
