@@ -98,9 +98,10 @@ def build(entry: Entry, records: Records, failed: Collection[str] = ()) -> Run:
     if entry.tries:
         tried = [records[name] for name in entry.tries if name in records]
         left = [name for name in entry.tries if name not in records and name not in failed]
-        if left or not tried:
-            first = (left or entry.tries)[0]
-            raise NotYet(f"waits for {len(left)} of {len(entry.tries)} tries: {first}, ...")
+        if left:
+            raise NotYet(f"waits for {len(left)} of {len(entry.tries)} tries: {left[0]}, ...")
+        if not tried:
+            raise NotYet(f"{NOT_NEEDED}: all of {len(entry.tries)} tries failed; --retry makes them again")
         best = min(tried, key=cost)
         if entry.repeats and best["experiment"]["name"] != entry.repeats:
             raise NotYet(f"{NOT_NEEDED}: {best['experiment']['name']} was better on validation")

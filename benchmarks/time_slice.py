@@ -111,11 +111,13 @@ def overview(scheduler: Scheduler, jobs: int) -> str:
     rows = [[e.name, f"{e.seconds:.0f}", f"{e.memory:g}", scheduler.state[e.name]] for e in scheduler.entries]
     header = ("run", "seconds alone", "GiB", "state")
     waiting = [e for e in scheduler.entries if scheduler.state[e.name].startswith("waits")]
+    # Of the further seeds of a place only those of its best settings will be made.
+    after = {(e.plan, e.column, e.row, e.overrides.get("seed")) if e.repeats else e.name for e in waiting}
     alone = sum(e.seconds for e in ready)
     busy = sum(e.seconds * e.load for e in ready)
     parts = [
         plain(header, rows, figures=False),
-        f"{len(ready)} runs to be made now, {len(waiting)} after others; alone {alone / 60:.0f} minutes, "
+        f"{len(ready)} runs to be made now, {len(after)} after others; alone {alone / 60:.0f} minutes, "
         f"with {jobs} side by side about {max(busy, alone / jobs) / 60:.0f}.",
         data([*ready, *waiting]),
     ]

@@ -21,7 +21,7 @@ FEWEST_QUERIES = 64  # for fewer a mask is small, and keys would be copied
 
 def can_hide(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a kernel without a mask serves these inputs with the columns added."""
-    if not can_flash(q, k, v) or q.shape[3] > LARGEST_HEAD:
+    if not can_flash(q, k, v) or q.shape[3] > LARGEST_HEAD or k.shape[1] == 0:
         return False
     # A length that is free in an export stays free: a step of one token is the only one told apart.
     return q.shape[1] >= (2 if torch.compiler.is_exporting() else FEWEST_QUERIES)

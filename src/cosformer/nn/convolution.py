@@ -31,8 +31,7 @@ class ShortConvolution(nn.Module):
         channels: each is convolved by itself.
         size: K, the tokens that a causal output reads, its own included.
         causal: the token itself and earlier ones; else floor(K / 2) tokens on each side, so that the window
-            is centred
-            (an even size reads one token more).
+            is centred (an even size reads one token more).
     """
 
     def __init__(self, channels: int, size: int, *, causal: bool = True):
