@@ -355,7 +355,7 @@ def test_a_query_that_sees_no_key_takes_no_part_whatever_it_holds(windows):
 )  # fmt: skip
 def test_the_form_of_a_sum(length, window, ahead, expected):
     """On a CPU what costs least; elsewhere a band, or states where a window is wide."""
-    call = (length, length, (window,), window - 1, ahead, 0)
+    call = (length, length, window_sums.Reach((window,), window - 1, ahead, 0))
     assert window_sums.form(*call, torch.device("cpu")) == expected
     assert window_sums.form(*call, torch.device("cuda")) == ("band" if window <= 256 else "wide")
 

@@ -20,7 +20,7 @@ A product a_i . b_j beyond the window may be inf where both are finite, and zero
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,92 +39,87 @@ STATES = 256
 Form = Literal["square", "band", "wide"]
 
 
-def form(
-    rows: int,
-    columns: int,
-    windows: tuple[int, ...],
-    back: int,
-    ahead: int,
-    offset: int,
-    device: torch.device,
-) -> Form:
+class Reach(NamedTuple):
+    """Row i stands at i + offset, and sees columns from `back` before it to `ahead` behind it, as far as its
+    window goes: one window for all N, or several narrow ones, which the N have in turn."""
+
+    windows: tuple[int, ...]
+    back: int
+    ahead: int
+    offset: int
+
+    def turned(self) -> "Reach":
+        """How columns are seen by rows."""
+        return Reach(self.windows, self.ahead, self.back, -self.offset)
+
+
+def form(rows: int, columns: int, reach: Reach, device: torch.device) -> Form:
     """How the sums over a window are computed: for one window on a CPU, in the way that costs least."""
-    if len(windows) > 1 or device.type != "cpu":
-        return "band" if max(windows) <= NARROW else "wide"
-    band: float = sum(_band(rows, columns, back, ahead, offset))
-    states = STATES if windows[0] % CHUNK == 0 else math.inf
+    if len(reach.windows) > 1 or device.type != "cpu":
+        return "band" if max(reach.windows) <= NARROW else "wide"
+    (window,) = reach.windows
+    tile, own = _band(rows, columns, reach)
+    band: float = tile + own.back + own.ahead
+    states = STATES if window % CHUNK == 0 else math.inf
     if IN_SQUARE * columns <= min(band, states):
         return "square"
-    return "band" if windows[0] <= NARROW and band <= states else "wide"
+    return "band" if window <= NARROW and band <= states else "wide"
 
 
-def windowed_sum(
-    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str,
-    exact: bool = False,
-) -> Tensor:  # fmt: skip
-    """a [N, Ta, F], b [N, Tb, F], c [N, Tb, E]; row i of a stands at i + offset and sees a column at least.
-    y [N, Ta, E]. One window for all N; or several narrow ones, which the N have in turn, and of which none
-    looks further than `back` and `ahead`. What is returned may be memory (`scratch`) of that name."""
+def windowed_sum(a: Tensor, b: Tensor, c: Tensor, reach: Reach, name: str, exact: bool = False) -> Tensor:
+    """y [N, Ta, E] of a [N, Ta, F], of which every row sees a column, b [N, Tb, F] and c [N, Tb, E]. What is
+    returned may be memory (`scratch`) of that name."""
     rows, columns = a.shape[1], b.shape[1]
     if rows == 0 or columns == 0:
         return a.new_zeros((*a.shape[:2], c.shape[2]))
-    how = form(rows, columns, windows, back, ahead, offset, a.device)
+    how = form(rows, columns, reach, a.device)
     if how == "square":
-        return _square_sum(a, b, c, windows, back, ahead, offset, name, exact)
+        return _square_sum(a, b, c, reach, name, exact)
     if how == "band":
-        return _band_sum(a, b, c, windows, back, ahead, offset, name, exact)
-    return _wide_sum(a, b, c, windows[0], back, ahead, offset, exact)
+        return _band_sum(a, b, c, reach, name, exact)
+    return _wide_sum(a, b, c, reach, exact)
 
 
-def column_sum(
-    c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, rows: int, some: slice, name: str
-) -> Tensor:
+def column_sum(c: Tensor, reach: Reach, rows: int, some: slice, name: str) -> Tensor:
     """sum_j c(i - j) c_j for `some` of `rows` rows, where these are no square: [N, some, E]. What comes out
     for a row does not depend on which others are asked for, to the bit: all is cut as it is for all rows."""
-    n, columns, width = c.shape
-    if form(rows, columns, windows, back, ahead, offset, c.device) == "band":
-        tile, back, ahead = _band(rows, columns, back, ahead, offset)
+    n, columns, _ = c.shape
+    if form(rows, columns, reach, c.device) == "band":
+        tile, own = _band(rows, columns, reach)
         tiles = -(-rows // tile)
         first = min(some.start // tile, max(0, tiles - 2))  # one matrix alone may be rounded otherwise
         last = min(tiles, max(-(-some.stop // tile), first + 2))
-        own = _column_tiles(c, offset - back + first * tile, tile, back + ahead, last - first, "columns")
-        each = weights_of(tile, tile + back + ahead, back, windows, back, ahead, c)
-        if len(windows) > 1:
-            each = each.repeat(n // len(windows), 1, 1).repeat_interleave(own.shape[0] // n, 0)
-        y = torch.bmm(
-            each.expand(own.shape[0], -1, -1), own, out=scratch(name, (own.shape[0], tile, width), c)
-        )
-        return y.view(n, -1, width)[:, some.start - first * tile : some.stop - first * tile]
+        c = _column_tiles(c, own, tile, first, last, "columns")
+        weights = _of_tile(tile, own, c)
+        if len(reach.windows) > 1:
+            weights = weights.repeat(n // len(reach.windows), 1, 1).repeat_interleave(c.shape[0] // n, 0)
+        y = scratch(name, (c.shape[0], tile, c.shape[2]), c)
+        torch.bmm(weights.expand(c.shape[0], -1, -1), c, out=y)
+        return y.view(n, -1, c.shape[2])[:, some.start - first * tile : some.stop - first * tile]
     # The rows before are computed as well, and all that is one window long behind them: states of chunks are
     # added up from the first row on.
-    (window,) = windows
+    (window,), offset = reach.windows, reach.offset
     stop = min(rows, max(1, -(-(offset + some.stop) // window)) * window - offset)
-    seen = min(columns, -(-(offset + stop + ahead) // CHUNK) * CHUNK)
+    seen = min(columns, -(-(offset + stop + reach.ahead) // CHUNK) * CHUNK)
     ones = c.new_ones((n, max(stop, seen), 1))
-    y = _wide_sum(ones[:, :stop], ones[:, :seen], c[:, :seen], window, back, ahead, offset, False)
-    return y[:, some]
+    return _wide_sum(ones[:, :stop], ones[:, :seen], c[:, :seen], reach)[:, some]
 
 
-def weights_of(
-    rows: int, columns: int, start: int, windows: tuple[int, ...], back: int, ahead: int, like: Tensor
-) -> Tensor:
-    """c(start + row - column): of one window [rows, columns], of several [windows, rows, columns]."""
-    kept = _many_weights if len(windows) * rows * columns <= KEPT else _few_weights
-    return kept(rows, columns, start, windows, back, ahead, like.dtype, str(like.device))
+def weights_of(rows: int, columns: int, reach: Reach, like: Tensor) -> Tensor:
+    """c(offset + row - column): of one window [rows, columns], of several [windows, rows, columns]."""
+    kept = _many_weights if len(reach.windows) * rows * columns <= KEPT else _few_weights
+    return kept(rows, columns, reach, like.dtype, str(like.device))
 
 
-def _weights(
-    rows: int, columns: int, start: int, windows: tuple[int, ...], back: int, ahead: int, dtype: torch.dtype,
-    device: str,
-) -> Tensor:  # fmt: skip
-    shape = (rows, columns) if len(windows) == 1 else (len(windows), rows, columns)
+def _weights(rows: int, columns: int, reach: Reach, dtype: torch.dtype, device: str) -> Tensor:
+    shape = (rows, columns) if len(reach.windows) == 1 else (len(reach.windows), rows, columns)
     if 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     # Each diagonal has one weight: from that of the last row and the first column to the opposite corner.
-    d = start + torch.arange(rows - 1, -columns, -1)
+    d = reach.offset + torch.arange(rows - 1, -columns, -1)
     made = []
-    for w in windows:
-        beyond = (d > min(back, w - 1)) | (d < -min(ahead, w - 1))
+    for w in reach.windows:
+        beyond = (d > min(reach.back, w - 1)) | (d < -min(reach.ahead, w - 1))
         of_diagonals = torch.cos(math.pi / 2 / w * d.double()).masked_fill(beyond, 0).to(device, dtype)
         made.append(of_diagonals.unfold(0, columns, 1).flip(0))
     return torch.stack(made).view(shape)
@@ -139,12 +134,9 @@ def weigh(p: Tensor, weights: Tensor, exact: bool) -> Tensor:
     return p.masked_fill_(weights == 0, 0) if exact else p
 
 
-def _square_sum(
-    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str,
-    exact: bool,
-) -> Tensor:  # fmt: skip
+def _square_sum(a: Tensor, b: Tensor, c: Tensor, reach: Reach, name: str, exact: bool) -> Tensor:
     rows, columns = a.shape[1], b.shape[1]
-    weights = weights_of(rows, columns, offset, windows, back, ahead, a)
+    weights = weights_of(rows, columns, reach, a)
     y = scratch(name, (*a.shape[:2], c.shape[2]), a)
     for part in parts(a.shape[0], rows * columns, a.device):
         p = weigh(torch.bmm(a[part], b[part].mT, out=square(a[part], b[part])), weights, exact)
@@ -164,28 +156,30 @@ def square(a: Tensor, b: Tensor) -> Tensor:
     return scratch("weights", (a.shape[0], a.shape[1], b.shape[1]), a)
 
 
-def _band(rows: int, columns: int, back: int, ahead: int, offset: int) -> tuple[int, int, int]:
-    """Rows of a tile, and how far it sees: no further than there are rows and columns."""
+def _band(rows: int, columns: int, reach: Reach) -> tuple[int, Reach]:
+    """Rows of a tile, and how far they see: no further than there are rows and columns."""
+    windows, back, ahead, offset = reach
     back, ahead = min(back, offset + rows - 1), min(ahead, max(0, columns - 1 - offset))
     back = max(back, -ahead)
-    return min(rows, 64 if back + ahead >= 32 else 32), back, ahead
+    return min(rows, 64 if back + ahead >= 32 else 32), Reach(windows, back, ahead, offset)
 
 
-def _band_sum(
-    a: Tensor, b: Tensor, c: Tensor, windows: tuple[int, ...], back: int, ahead: int, offset: int, name: str,
-    exact: bool,
-) -> Tensor:  # fmt: skip
+def _of_tile(tile: int, reach: Reach, like: Tensor) -> Tensor:
+    """The weights of a tile of rows with all that it sees."""
+    return weights_of(tile, tile + reach.back + reach.ahead, reach._replace(offset=reach.back), like)
+
+
+def _band_sum(a: Tensor, b: Tensor, c: Tensor, reach: Reach, name: str, exact: bool) -> Tensor:
     n, rows, _ = a.shape
-    tile, back, ahead = _band(rows, b.shape[1], back, ahead, offset)
-    width, tiles = tile + back + ahead, -(-rows // tile)
-    own = (offset - back, tile, back + ahead, tiles)
-    b, c = _column_tiles(b, *own, "columns"), _column_tiles(c, *own, "values")
-    stride = b.shape[0] // n
+    tile, reach = _band(rows, b.shape[1], reach)
+    tiles = -(-rows // tile)
+    b, c = (_column_tiles(x, reach, tile, 0, tiles, kind) for x, kind in ((b, "columns"), (c, "values")))
+    stride, width = b.shape[0] // n, b.shape[1]
     a = _laid_out(a, 0, n, stride * tile, 0, "rows").view(n * stride, tile, -1)
-    weights = weights_of(tile, width, back, windows, back, ahead, a)
+    weights = _of_tile(tile, reach, a)
     count = (n - 1) * stride + tiles
     step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (tile * width))
-    several = len(windows) > 1
+    several = len(reach.windows) > 1
     if several:  # all at once: in turn, the tiles of each of the N have the weights of one window
         step = count = n * stride
         weights = weights[:, None]
@@ -193,18 +187,18 @@ def _band_sum(
     for t in range(0, count, step):
         part = slice(t, min(t + step, count))
         p = torch.bmm(a[part], b[part].mT, out=scratch("weights", (part.stop - t, tile, width), a))
-        weigh(p.view(-1, len(windows), stride, tile, width) if several else p, weights, exact)
+        weigh(p.view(-1, len(reach.windows), stride, tile, width) if several else p, weights, exact)
         torch.bmm(p, c[part], out=y[part])
     return y.view(n, stride * tile, -1)[:, :rows]
 
 
-def _column_tiles(x: Tensor, before: int, tile: int, more: int, tiles: int, name: str) -> Tensor:
-    """Of x [N, T, F] what tiles of rows see, of which the first begins with column `before`: [N * stride,
-    tile + more, F]. Rows of the batch lie one behind another, with as much nothing between them as a tile can
-    see: at least `tiles` of a stride are real."""
-    n, _, features = x.shape
-    stride = tiles if n == 1 else tiles + -(-more // tile)
-    flat = _laid_out(x, before, n, stride * tile, tile + more, name)
+def _column_tiles(x: Tensor, reach: Reach, tile: int, first: int, last: int, name: str) -> Tensor:
+    """What the tiles of rows from `first` to `last` see of x [N, T, F]: [N * stride, tile + back + ahead, F].
+    Rows of the batch lie one behind another, with as much nothing between them as a tile can see: of a stride
+    the first tiles are real."""
+    (n, _, features), more = x.shape, reach.back + reach.ahead
+    stride = last - first + (0 if n == 1 else -(-more // tile))
+    flat = _laid_out(x, reach.offset - reach.back + first * tile, n, stride * tile, tile + more, name)
     return flat.as_strided((n * stride, tile + more, features), (tile * features, features, 1))
 
 
@@ -226,9 +220,8 @@ def _laid_out(x: Tensor, before: int, n: int, length: int, more: int, name: str)
     return flat
 
 
-def _wide_sum(
-    a: Tensor, b: Tensor, c: Tensor, window: int, back: int, ahead: int, offset: int, exact: bool
-) -> Tensor:
+def _wide_sum(a: Tensor, b: Tensor, c: Tensor, reach: Reach, exact: bool = False) -> Tensor:
+    (window,), back, ahead, offset = reach
     rows = a.shape[1]
     first, skip = divmod(offset, CHUNK)  # the chunk of columns that stands where the first row does
     a, b, c = _chunks(a, skip), _chunks(b, 0), _chunks(c, 0)
@@ -240,7 +233,7 @@ def _wide_sum(
     for row in zip(a, b, c, y, strict=True):
         _inside(*row, window, low + 1, high - 1, first)
         for end in (low, high):
-            _add_square(*row, window, back, ahead, first, end, exact)
+            _add_square(*row, reach, first, end, exact)
     return y.flatten(1, 2)[:, skip : skip + rows]
 
 
@@ -254,12 +247,11 @@ def _chunks(x: Tensor, before: int) -> Tensor:
 
 
 def _add_square(
-    a: Tensor, b: Tensor, c: Tensor, y: Tensor, window: int, back: int, ahead: int, first: int, end: int,
-    exact: bool,
-) -> None:  # fmt: skip
+    a: Tensor, b: Tensor, c: Tensor, y: Tensor, reach: Reach, first: int, end: int, exact: bool
+) -> None:
     """Every chunk of rows with the chunk of columns that is `end` chunks further on."""
     start, stop = max(0, -first - end), min(a.shape[0], b.shape[0] - first - end)
-    weights = weights_of(CHUNK, CHUNK, -CHUNK * end, (window,), back, ahead, a)
+    weights = weights_of(CHUNK, CHUNK, reach._replace(offset=-CHUNK * end), a)
     step = max(1, (STEP if a.device.type == "cpu" else LARGE_STEP) // (CHUNK * CHUNK))
     for t in range(start, stop, step):
         rows = slice(t, min(t + step, stop))

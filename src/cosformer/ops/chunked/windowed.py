@@ -29,6 +29,7 @@ from cosformer.ops.autograd import Saved
 from cosformer.ops.chunked import attention
 from cosformer.ops.chunked.residual import residual, span
 from cosformer.ops.chunked.window_sums import (
+    Reach,
     column_sum,
     form,
     parts,
@@ -122,13 +123,12 @@ class Operands:
 
     def __init__(self, args: AttentionArgs, group: Group):
         self.group, self.per_key = group, args.group
-        self.windows, self.eps = group.windows, args.eps
-        self.back = max(self.windows) - 1
-        self.ahead = 0 if args.causal else self.back
-        rows, length, offset = args.q.shape[1], args.k.shape[1], args.query_offset
-        self.seeing = _that_see(rows, length, self.back, self.ahead, offset)
-        self.seen = _that_see(length, rows, self.ahead, self.back, -offset)
-        self.offset = offset + self.seeing.start - self.seen.start
+        self.eps = args.eps
+        back, offset = max(group.windows) - 1, args.query_offset
+        reach = Reach(group.windows, back, 0 if args.causal else back, offset)
+        rows, columns = args.q.shape[1], args.k.shape[1]
+        self.seeing, self.seen = _that_see(rows, columns, reach), _that_see(columns, rows, reach.turned())
+        self.reach = reach._replace(offset=offset + self.seeing.start - self.seen.start)
         self.exact = False
         self.batch, self.like = args.q.shape[0], args.q.new_empty(0, dtype=args.accum_dtype)
         self.heads = group.heads.stop - group.heads.start
@@ -221,9 +221,8 @@ class Operands:
         rho = residual(q_, dq, free, scratch("products", tuple(q_.shape), q_))
         if rho is not None:
             change, some = rho * r, span(rho, 1)
-            reach = (self.windows, self.back, self.ahead, self.offset)
             # What d_i is the product of q'_i with.
-            dq[:, some] += change[:, some] * column_sum(k_, *reach, q_.shape[1], some, "sums")
+            dq[:, some] += change[:, some] * column_sum(k_, self.reach, q_.shape[1], some, "sums")
             # Added last, where g . v and the rest of e have cancelled: beside e it would be lost.
             corrected = e + change
             g1[..., self.dv : self.dv + 1] = corrected
@@ -238,16 +237,15 @@ class Operands:
         """Whether all pairs are computed: of few queries or keys, and where the sums are squares anyway."""
         if min(rows, columns) < SHORT and rows * columns <= SQUARE:
             return True
-        own = (self.windows, self.back, self.ahead, self.offset, self.like.device)
-        return min(rows, columns) > 0 and form(rows, columns, *own) == "square"
+        return form(rows, columns, self.reach, self.like.device) == "square"
 
     def _square_sums(
         self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
     ) -> Triple:
         """The same over all pairs of queries and keys, some heads at a time."""
         rows, columns = q_.shape[1], k_.shape[1]
-        weights = weights_of(rows, columns, self.offset, self.windows, self.back, self.ahead, k_)
-        if len(self.windows) > 1:
+        weights = weights_of(rows, columns, self.reach, k_)
+        if len(self.reach.windows) > 1:
             weights = weights.repeat(self.batch, 1, 1)
         g1 = _with_columns("g1", g, e, 0.0)
         dq, dk = torch.empty_like(q_), torch.empty_like(k_)
@@ -270,16 +268,15 @@ class Operands:
 
     def _rows(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the queries, over keys."""
-        return windowed_sum(a, b, c, self.windows, self.back, self.ahead, self.offset, name, self.exact)
+        return windowed_sum(a, b, c, self.reach, name, self.exact)
 
     def _columns(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the keys, over the queries that see them."""
-        return windowed_sum(a, b, c, self.windows, self.ahead, self.back, -self.offset, name, self.exact)
+        return windowed_sum(a, b, c, self.reach.turned(), name, self.exact)
 
     def _sees(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` queries see a marked key [N, T, 1]."""
-        reach = [(self.offset - w + 1, self.offset + min(self.ahead, w - 1)) for w in self.windows]
-        return self._between(marked, length, reach)
+        return _see_any(marked, length, self.reach)
 
     def _sees_any(self, marked: Tensor) -> Tensor:
         """Which of the marked queries see a key at all."""
@@ -287,27 +284,27 @@ class Operands:
 
     def _is_seen(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` keys are seen by a marked query."""
-        reach = [(-self.offset - min(self.ahead, w - 1), -self.offset + w - 1) for w in self.windows]
-        return self._between(marked, length, reach)
-
-    def _between(self, marked: Tensor, length: int, reach: list[tuple[int, int]]) -> Tensor:
-        each = marked.unflatten(0, (-1, len(reach)))
-        found = [_any_between(each[:, i], length, *ends) for i, ends in enumerate(reach)]
-        return torch.stack(found, 1).flatten(0, 1)
+        return _see_any(marked, length, self.reach.turned())
 
 
-def _that_see(rows: int, columns: int, back: int, ahead: int, offset: int) -> slice:
-    """The rows i that see a column, from i + offset - back to i + offset + ahead; else an empty slice."""
-    first, last = max(0, -ahead - offset), min(rows, columns + back - offset)
+def _that_see(rows: int, columns: int, reach: Reach) -> slice:
+    """The rows that see a column; else an empty slice."""
+    first = max(0, -reach.ahead - reach.offset)
+    last = min(rows, columns + reach.back - reach.offset)
     return slice(first, last) if columns and first < last else slice(0, 0)
 
 
-def _any_between(marked: Tensor, length: int, low: int, high: int) -> Tensor:
-    """For each row i of `length`, whether one of the rows i + low to i + high of marked [N, T, 1] is set."""
+def _see_any(marked: Tensor, length: int, reach: Reach) -> Tensor:
+    """Which of `length` rows see a column of marked [N, T, 1] that is set."""
     total = torch.nn.functional.pad(marked.to(torch.int32).cumsum(1), (0, 0, 1, 0))
-    i = torch.arange(length, device=marked.device)
-    first, last = ((i + n).clamp(0, marked.shape[1]) for n in (low, high + 1))
-    return total[:, last] > total[:, first]
+    total = total.unflatten(0, (-1, len(reach.windows)))
+    at = reach.offset + torch.arange(length, device=marked.device)
+    found = []
+    for n, w in enumerate(reach.windows):
+        first = (at - min(reach.back, w - 1)).clamp(0, marked.shape[1])
+        last = (at + min(reach.ahead, w - 1) + 1).clamp(0, marked.shape[1])
+        found.append(total[:, n, last] > total[:, n, first])
+    return torch.stack(found, 1).flatten(0, 1)
 
 
 def _not_finite(x: Tensor) -> Tensor:
