@@ -33,7 +33,7 @@ def planned() -> dict[str, Section]:
         "arena": evidence.arena(places),
         "holes": evidence.pretrained_arena(places),
         "masked": evidence.masked(places),
-        "cosine": evidence.cosine(places, list(cosine_plan.ROWS)),
+        "cosine": evidence.cosine(places, [*cosine_plan.ROWS, *cosine_plan.MASKED]),
         "ablation": evidence.ablation(places, list(VARIANTS)),
         "speed": speed(),
     }
