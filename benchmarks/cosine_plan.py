@@ -3,15 +3,17 @@ of enwik8, for CPU cores, so that every row has three seeds.
 
 Without windows: ReLU alone, and the cosine with a horizon of one, two and four lengths of a text, the flatter
 the longer; all with rotary positions. With windows, which need no positions: cut off at W (ReLU, a box), and
-falling to zero at W (the cosine); softmax without and with the same windows beside them. Then the other
-weights of the paper's tables, with rotary positions; and what this library adds to windows, at equal
-parameters: a gate and norms, which softmax is given too, and one layer of softmax. In both directions, over
-masked bytes of WikiText-2, those rows once more that answer the same questions, all with rotary positions: a
-window that looks both ways weighs what is ahead as what is behind, and a model with nothing else cannot tell
-a text from its mirror image. What that costs is the rows without positions.
+falling to zero at W (the cosine), and boxes whose weights add up to as much as those of the cosine; softmax
+without and with the same windows beside them. Then the other weights of the paper's tables, with rotary
+positions; and what this library adds to windows, at equal parameters: a gate and norms, which softmax is
+given too, and one layer of softmax. In both directions, over masked bytes of WikiText-2, those rows once more
+that answer the same questions, all with rotary positions: a window that looks both ways weighs what is ahead
+as what is behind, and a model with nothing else cannot tell a text from its mirror image. What that costs is
+the rows without positions.
 """
 
 import dataclasses
+import math
 from itertools import product
 from typing import Any
 
@@ -26,6 +28,14 @@ RATES = (3e-3, 1e-3)
 _ROTARY: dict[str, Any] = {"position": "rotary"}
 _SEEN = {"windows": WINDOWS}
 _WINDOWED: dict[str, Any] = {"attention_parameters": _SEEN}
+
+
+def box_of(window: int) -> int:
+    """The window of a causal box whose weights, each 1, add up to as much as those of a cosine, or nearly."""
+    total = sum(math.cos(math.pi / 2 * distance / window) for distance in range(window))
+    return round(total) if total <= 256 else 64 * round(total / 64)
+
+
 _GATED: dict[str, Any] = defaults.recommended(WIDTH, HEADS, 4 * WIDTH) | _WINDOWED
 # Row: the attention, and what of the model is its own.
 ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
@@ -34,6 +44,7 @@ ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "cosine, M = 2T": ("cosformer", {**_ROTARY, "horizon": 2 * LENGTH}),
     "cosine, M = 4T": ("cosformer", {**_ROTARY, "horizon": 4 * LENGTH}),
     "relu, windows": ("relu", _WINDOWED),
+    "relu, narrower windows": ("relu", {"attention_parameters": {"windows": [box_of(w) for w in WINDOWS]}}),
     "cosine, windows": ("cosformer", _WINDOWED),
     "softmax": ("softmax", _ROTARY),
     "softmax, windows": ("softmax", {**_ROTARY, **_WINDOWED}),

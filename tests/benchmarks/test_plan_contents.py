@@ -135,6 +135,17 @@ def test_the_controls_differ_in_one_thing():
     assert {e.row for e in enwik8_plan.short()} == set(enwik8_plan.VARIANTS)
 
 
+def test_narrower_boxes_weigh_as_much_as_the_cosine():
+    """Windows above 256 are multiples of 64."""
+    for window in (1, *cosine_plan.WINDOWS):
+        distances = torch.arange(window, dtype=torch.float64)
+        total = torch.cos(torch.pi / 2 * distances / window).sum()
+        assert abs(cosine_plan.box_of(window) - total) <= (0.5 if window <= 256 else 32)
+    attention, model = cosine_plan.ROWS["relu, narrower windows"]
+    assert attention == "relu"
+    assert model["attention_parameters"]["windows"] == [2, 3, 11, 320]
+
+
 def test_small_models_of_all_weights_are_of_one_size():
     """Of those for CPU cores, too; random features are no parameters."""
     sizes = {column: {} for column in cosine_plan.COLUMNS}

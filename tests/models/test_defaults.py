@@ -6,7 +6,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from cosformer.models import CosformerConfig, CosformerForCausalLM, defaults
+from cosformer.models import (
+    CosformerCache,
+    CosformerConfig,
+    CosformerForCausalLM,
+    CosformerForConditionalGeneration,
+    CosformerForMaskedLM,
+    CosformerForQuestionAnswering,
+    CosformerForSequenceClassification,
+    CosformerForTokenClassification,
+    CosformerModel,
+    defaults,
+)
 from cosformer.models.defaults import recommended
 from cosformer.training import Run
 from cosformer.training.model import configuration
@@ -167,7 +178,7 @@ def test_a_run_means_the_papers_model_where_it_says_nothing():
     run = Run(task="mqar", steps=1, batch_size=1, learning_rate=1e-3, model=model)
     assert configuration(run, Sizes()).attention_parameters == {}
     ours = configuration(run.replace(model=model | recommended(64, 8)), Sizes())
-    default = CosformerConfig(**model, attention="cosformer")
+    default = CosformerConfig(**model, attention="cosformer").for_head("a language model", causal=True)
     for name in ("attention_parameters", "output_gate", "output_norm", "qk_norm", "position"):
         assert getattr(ours, name) == getattr(default, name), name
 
@@ -189,5 +200,74 @@ def test_the_table_is_the_class():
 
 def test_a_later_version_is_refused(tmp_path):
     write(tmp_path, OLD | {"defaults_version": 99})
-    with pytest.raises(ValueError, match="must be one of 1, 2, 3, but the configuration has 99"):
+    with pytest.raises(ValueError, match="must be one of 1, 2, 3, 4, but the configuration has 99"):
         AutoConfig.from_pretrained(tmp_path)
+
+
+HEADS = (
+    CosformerModel, CosformerForMaskedLM, CosformerForTokenClassification, CosformerForQuestionAnswering,
+    CosformerForSequenceClassification,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "position"), [(8, "rotary"), (9, "sinusoidal")])
+@pytest.mark.parametrize("head", HEADS)
+def test_a_text_is_told_from_its_mirror_image(head, size, position):
+    """Windows weigh what is ahead as what is behind: it is the positions that tell them apart."""
+    torch.manual_seed(0)
+    fields = {"hidden_size": 2 * size, "num_attention_heads": 2, "initializer_range": 0.5}
+    ids, apart = tokens(1, 40), {}
+    for chosen in (None, "none"):
+        net = head(CosformerConfig(**fields, position=chosen)).double().eval()
+        with torch.no_grad():
+            one, other = net(ids)[0], net(ids.flip(1))[0]
+        if head is not CosformerForSequenceClassification:
+            other = other.flip(1)
+        apart[net.config.position] = (one - other).abs().max() / one.abs().max()
+    assert apart["none"] < 1e-9
+    assert apart[position] > 0.05
+
+
+def test_positions_by_default():
+    """None in a causal model, rotary ones in both directions, and of an encoder-decoder each side its own;
+    saved as they are, and no bound in either."""
+    config = CosformerConfig(hidden_size=16, num_attention_heads=2)
+    assert CosformerForCausalLM(config).config.position == "none"
+    assert (
+        CosformerModel(CosformerConfig(hidden_size=16, num_attention_heads=2, causal=True)).config.position
+        == "none"
+    )
+    both = CosformerForMaskedLM(config)
+    assert both.config.position == "rotary"
+    assert not both.config.bounded
+    assert config.position is None
+    pair = CosformerForConditionalGeneration(config)
+    assert (pair.model.encoder.config.position, pair.model.decoder.config.position) == ("rotary", "none")
+
+
+@pytest.mark.parametrize("head", [CosformerForMaskedLM, CosformerForConditionalGeneration])
+def test_positions_by_default_are_saved(tmp_path, head):
+    net = head(CosformerConfig(hidden_size=16, num_attention_heads=2, initializer_range=0.3)).eval()
+    net.save_pretrained(tmp_path)
+    again = head.from_pretrained(tmp_path).eval()
+    assert again.config.position == net.config.position
+    ids = {"input_ids": tokens(1, 9)}
+    if head is CosformerForConditionalGeneration:
+        ids["decoder_input_ids"] = tokens(1, 5)
+    assert torch.equal(again(**ids).logits, net(**ids).logits)
+
+
+def test_a_folder_of_version_3_has_no_positions(tmp_path):
+    write(tmp_path, {**OLD, "defaults_version": 3})
+    assert CosformerConfig.from_pretrained(tmp_path).position == "none"
+
+
+def test_a_cache_of_the_configuration_is_one_of_the_model(tmp_path):
+    """Which has decided on its positions."""
+    config = CosformerConfig(hidden_size=16, num_attention_heads=2)
+    net = CosformerForCausalLM(config).eval()
+    cache = CosformerCache(config)
+    net(tokens(1, 9), past_key_values=cache)
+    cache.save(tmp_path / "cache.safetensors")
+    for known in (config, net.config):
+        assert CosformerCache.load(tmp_path / "cache.safetensors", known).get_seq_length() == 9

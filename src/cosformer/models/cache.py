@@ -71,7 +71,8 @@ class CosformerCache(Cache):
             [StateLayer(grows, static) for grows in growing],
             attention=_decoding(config, config.attention_names),
             has_convolution=config.conv_size is not None,
-            made_for={name: getattr(config, name) for name in _OF_THE_MODEL},
+            made_for={name: getattr(config, name) for name in _OF_THE_MODEL}
+            | {"position": config.position_of(causal=True)},
         )
 
     def _set(

@@ -64,7 +64,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         qk_norm: an RMS norm of each head's queries and keys, with a learned scale.
         output_norm: an RMS norm of each head's output, with a learned scale.
         output_gate: a gate on the output of attention, from the layer's input: "silu", "sigmoid" or None.
-        position: a name from `cosformer.positions.names()`.
+        position: a name from `cosformer.positions.names()`. None: none in a causal model. In both directions
+            a weight by distance alone is the same on either side, and a model without positions could not
+            tell a text from its mirror image: rotary ones there (sinusoidal for heads of an odd size).
         position_parameters: its parameters, where they differ from the defaults.
         causal: whether a token sees only what came before; None: what the head needs (language models
             are causal, everything else is not).
@@ -114,7 +116,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
     qk_norm: bool = True
     output_norm: bool = True
     output_gate: str | None = "silu"
-    position: str = "none"
+    position: str | None = None
     position_parameters: dict[str, Any] | None = None
     causal: bool | None = None
     feed_forward: str = "gelu"
@@ -237,7 +239,13 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             positive_int("conv_size", self.conv_size)
         if self.output_gate is not None:
             self._one_of("output_gate", gate.KINDS)
-        self._one_of("position", positions.names())
+        if self.position is not None:
+            self._one_of("position", positions.names())
+        elif self.position_parameters:
+            raise ValueError(
+                f"position_parameters are those of a kind of position, and got {self.position_parameters} "
+                f"without one: choose position as well, one of {', '.join(positions.names())}."
+            )
         self._one_of("feed_forward", feedforward.KINDS)
         self._one_of("norm", norm.KINDS)
         self._one_of("pooling", POOLING)
@@ -310,7 +318,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
 
     def build_position(self) -> Position:
         return positions.fit(
-            self.position,
+            self.position_of(bool(self.causal)),
             self.position_parameters or {},
             hidden_size=self.hidden_size,
             num_kv_heads=self.num_key_value_heads,
@@ -318,10 +326,16 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             max_length=self.max_position_embeddings,
         )
 
+    def position_of(self, causal: bool) -> str:
+        """The kind of position of a causal model, or of one that looks both ways."""
+        if self.position is not None or causal:
+            return self.position or "none"
+        return "rotary" if self.head_dim % 2 == 0 else "sinusoidal"
+
     def for_head(self, head: str, *, causal: bool | None, **changes: Any) -> "CosformerConfig":
-        """The configuration with `causal` decided (a copy, if that changes it): as the head needs it, or,
-        where the head needs nothing (None), as it was, which is bidirectional by default. A contradiction
-        raises."""
+        """The configuration with `causal` and `position` decided (a copy, if that changes it): as the head
+        needs it, or, where the head needs nothing (None), as it was, which is bidirectional by default. A
+        contradiction raises."""
         if causal is not None and self.causal not in (None, causal):
             raise ValueError(
                 f"{head} needs causal={causal}, but the configuration says causal={self.causal}: leave "
@@ -337,10 +351,11 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
                 f"{head} needs an attention that is {trait}, and {unable!r} is not: choose one of "
                 f"{', '.join(able)}."
             )
-        if self.causal is decided and not changes:
+        if self.causal is decided and self.position is not None and not changes:
             return self
         own = copy.deepcopy(self)
         own.causal = decided
+        own.position = self.position_of(decided)
         for name, value in changes.items():
             setattr(own, name, value)
         return own

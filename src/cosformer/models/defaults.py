@@ -5,7 +5,8 @@ of the family had fewer fields. A file says with which defaults it was written (
 it says nothing), and is read with those. A change of a default is a new version here.
 
 1: the paper's model. 2: windows for all heads, gate and norms. 3: the same, with one layer of six a softmax
-that sees 1,024 tokens: the best model of constant memory that the study has found (docs/results.md).
+that sees 1,024 tokens: the best model of constant memory that the study has found (docs/results.md). 4: the
+same, with rotary positions in models that look both ways, which had none.
 """
 
 from typing import Any
@@ -65,6 +66,7 @@ VERSIONS[2] = VERSIONS[1] | {
     "output_gate": "silu",
 }
 VERSIONS[3] = VERSIONS[2] | {"attention": None}  # `mixture` says which
+VERSIONS[4] = VERSIONS[3] | {"position": None}  # the configuration says which, by `causal`
 CURRENT = max(VERSIONS)
 
 

@@ -124,6 +124,7 @@ def with_both_sides(config: CosformerConfig, name: str) -> CosformerConfig:
         raise ValueError(f"{name} needs cross-attention, and attention {unable!r} has none.")
     if config.is_encoder_decoder:
         return config
+    position = config.position
     config = config.for_head(name, causal=False, is_encoder_decoder=True)
-    config.causal = None
+    config.causal, config.position = None, position  # each side decides for itself
     return config

@@ -40,6 +40,7 @@ def configuration(run: Run, task: Task, vocab_size: int | None = None) -> Cosfor
     last word. What it does not say is as in the paper's model, whatever the defaults are by now: a saved run
     means what it meant."""
     sizes: dict[str, Any] = {
+        "position": "none",
         "vocab_size": vocab_size or task.vocab_size,
         "max_position_embeddings": task.length,
         "pad_token_id": task.pad_token_id,
