@@ -25,6 +25,10 @@ def parser(prog: str, description: str, plans: Plans) -> Parser:
         "--only", nargs="+", default=[""], metavar="WORDS",
         help="only entries whose name holds one of these; a / ends a part of a name, also behind the last",
     )  # fmt: skip
+    p.add_argument(
+        "--missing", action="store_true",
+        help="only one run for each place of a table that has none yet, and what it needs",
+    )  # fmt: skip
     p.add_argument("--jobs", type=int, default=3, help="runs side by side")
     p.add_argument("--memory", type=float, default=120.0, help="GiB of the GPU that they may take together")
     p.add_argument("--out", type=Path, default=Path("runs") / "plan" / "out", help="for records and the log")
@@ -68,9 +72,10 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
     for words in args.only:
         if not select(built, chosen, [words]):
             p.error(f"--only {words!r}: no run of {', '.join(chosen)} has these words in its name")
-    entries = select(built, chosen, args.only)
+    known = _known(args.results)
+    entries = select(built, chosen, args.only, known if args.missing else None)
     scheduler = Scheduler(
-        entries, args.folder, args.out, _known(args.results), args.jobs, args.memory,
+        entries, args.folder, args.out, known, args.jobs, args.memory,
         time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry, args.fast,
         records.failures(args.results),
     )  # fmt: skip
@@ -81,10 +86,17 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
     print(outcome(scheduler))
 
 
-def select(plans: Mapping[str, list[Entry]], parts: Sequence[str], only: Sequence[str]) -> list[Entry]:
+def select(
+    plans: Mapping[str, list[Entry]],
+    parts: Sequence[str],
+    only: Sequence[str],
+    known: Sequence[Record] | None = None,
+) -> list[Entry]:
     """The entries of some parts whose names hold some of the words of `only`; before each what it needs:
-    learning rates that are tried first, and what it starts from."""
+    learning rates that are tried first, and what it starts from. Beside `known` records the first entry of
+    each place that has none."""
     found: dict[str, Entry] = {}
+    filled = {tuple(r["experiment"][name] for name in ("plan", "column", "row")) for r in known or ()}
     every = {e.name: e for entries in plans.values() for e in entries}
 
     def add(entry: Entry) -> None:
@@ -96,8 +108,10 @@ def select(plans: Mapping[str, list[Entry]], parts: Sequence[str], only: Sequenc
 
     for part in parts:
         for entry in plans[part]:
-            if any(words in f"{entry.name}/" for words in only):
+            place = (entry.plan, entry.column, entry.row)
+            if any(words in f"{entry.name}/" for words in only) and (known is None or place not in filled):
                 add(entry)
+                filled.add(place)
     return list(found.values())
 
 

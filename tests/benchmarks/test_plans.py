@@ -182,6 +182,21 @@ def test_words_of_several_runs(tmp_path, capsys):
         assert f"--only '{words[-1]}': no run of three has these words in its name" in capsys.readouterr().err
 
 
+def test_one_run_for_each_place_that_has_none():
+    """The first of its place, and what it needs, recorded or not."""
+    first, second = tiny_plan.chained()[::-1]
+    plans = {"tried": tiny_plan.three(), "chained": [first, second, dataclasses.replace(second, part="again")]}
+
+    def chosen(*rows, only=""):
+        known = [{"experiment": {"plan": "tiny", "column": "mqar", "row": row}} for row in rows]
+        return [e.row for e in time_slice.select(plans, list(plans), [only], known)]
+
+    assert chosen() == ["low", "high", "chosen", "first", "second"]
+    assert chosen("low", "chosen", "first") == ["high", "first", "second"]
+    assert chosen("low", "high", "chosen", "second", only="/chosen/") == []
+    assert chosen("low", "high", "second") == ["low", "high", "chosen", "first"]
+
+
 def test_weights_are_there_all_at_once(tmp_path, monkeypatch):
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "model.safetensors").write_text("weights")
