@@ -185,7 +185,8 @@ def test_words_of_several_runs(tmp_path, capsys):
 def test_one_run_for_each_place_that_has_none():
     """The first of its place, and what it needs, recorded or not."""
     first, second = tiny_plan.chained()[::-1]
-    plans = {"tried": tiny_plan.three(), "chained": [first, second, dataclasses.replace(second, part="again")]}
+    again = dataclasses.replace(second, part="again")
+    plans = {"tried": tiny_plan.three(), "chained": [first, second, again]}
 
     def chosen(*rows, only=""):
         known = [{"experiment": {"plan": "tiny", "column": "mqar", "row": row}} for row in rows]
