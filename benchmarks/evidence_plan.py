@@ -2,7 +2,8 @@
 
 Rows are softmax, linear (elu + 1), relu (cosFormer without the cosine), cosformer as published, windows (with
 a window for every head, gate and norms), and ours: the model that this library recommends, the same with one
-layer of softmax that sees 1,024 tokens. All have the same recipe, budget and number of learning rates tried.
+layer of softmax that sees 1,024 tokens. All have the same recipe and budget, and the same number of settings
+is planned for each; ours has one more for two tasks of the Long Range Arena (`HAD_ANOTHER`).
 """
 
 import dataclasses
@@ -125,6 +126,11 @@ def _arena(recipe: str, row: str, tried: Try) -> Entry:
     )  # fmt: skip
 
 
+# Where windows were tried without positions, their second try is the same with rotary ones. Two places of
+# ours had the second try of the other rows before that.
+HAD_ANOTHER = (("text", OURS), ("listops", OURS))
+
+
 def arena() -> list[Entry]:
     """Table 4, row by row. What was tried with windows and without positions is tried with rotary ones first.
     Then every place is filled once before anything else is tried anywhere: then task by task, those of
@@ -137,6 +143,8 @@ def arena() -> list[Entry]:
     ]
     first = [(row, recipe, ARENA[recipe][1][0]) for row, recipe in product(ROWS, ARENA)]
     second = [(row, recipe, ARENA[recipe][1][1]) for recipe, row in product(reversed(ARENA), ROWS)]
+    replaced = {(recipe, row) for row, recipe, _ in told}.difference(HAD_ANOTHER)
+    second = [(row, recipe, tried) for row, recipe, tried in second if (recipe, row) not in replaced]
     # Of two layers, ours has none of softmax: it is windows.
     own = [place for place in (*told, *first, *second) if place[0] != OURS or not place[2].narrow]
     made = [_arena(recipe, row, tried) for row, recipe, tried in own]

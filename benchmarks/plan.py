@@ -1,7 +1,7 @@
 """What a plan of runs is made of: entries, the learning rates they wait for, and what they need to exist.
 
 A plan is data: a list of `Entry`, each a complete run of a recipe with its place in a table. The runs of the
-paper's tables are in evidence_plan.py, those of the study of the models in ablation_plan.py.
+paper's tables are in evidence_plan.py, those of the study of the models in enwik8_plan.py.
 """
 
 import dataclasses

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.plan import Entry, NotYet, Record, build, by_name, is_done, weights_of
+from benchmarks.plan import NOT_NEEDED, Entry, NotYet, Record, build, by_name, is_done, weights_of
 from benchmarks.sharing import Share, ends, slowdown
 from benchmarks.slot import Slot, spawn
 from cosformer import atomic, reading, record_file
@@ -168,8 +168,8 @@ class Scheduler:
     def _is_missing(self, entry: Entry) -> bool:
         try:
             run = self._build(entry)
-        except NotYet:
-            return True
+        except NotYet as reason:
+            return not str(reason).startswith(NOT_NEEDED)
         has_data = self.prepared.get(_data_key(run)) is None
         return has_data and not is_done(entry, run, self.records) and not self._has_failed(entry, run)
 

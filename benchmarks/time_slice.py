@@ -3,7 +3,7 @@
 import argparse
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import machine
@@ -73,11 +73,14 @@ def main(prog: str, description: str, plans: Plans, arguments: Sequence[str] | N
         if not select(built, chosen, [words]):
             p.error(f"--only {words!r}: no run of {', '.join(chosen)} has these words in its name")
     known = _known(args.results)
-    entries = select(built, chosen, args.only, known if args.missing else None)
+    failures = records.failures(args.results)
+    entries = select(
+        built, chosen, args.only, known if args.missing else None, () if args.retry else failures
+    )
     scheduler = Scheduler(
         entries, args.folder, args.out, known, args.jobs, args.memory,
         time.monotonic() - age() + 60 * args.minutes, args.grace, not args.last, args.retry, args.fast,
-        records.failures(args.results),
+        failures,
     )  # fmt: skip
     if args.dry_run:
         print(overview(scheduler, args.jobs))
@@ -91,10 +94,11 @@ def select(
     parts: Sequence[str],
     only: Sequence[str],
     known: Sequence[Record] | None = None,
+    failed: Collection[str] = (),
 ) -> list[Entry]:
     """The entries of some parts whose names hold some of the words of `only`; before each what it needs:
     learning rates that are tried first, and what it starts from. Beside `known` records the first entry of
-    each place that has none."""
+    each place that has none, and that has not `failed`."""
     found: dict[str, Entry] = {}
     filled = {tuple(r["experiment"][name] for name in ("plan", "column", "row")) for r in known or ()}
     every = {e.name: e for entries in plans.values() for e in entries}
@@ -109,7 +113,8 @@ def select(
     for part in parts:
         for entry in plans[part]:
             place = (entry.plan, entry.column, entry.row)
-            if any(words in f"{entry.name}/" for words in only) and (known is None or place not in filled):
+            left_out = known is not None and (place in filled or entry.name in failed)
+            if any(words in f"{entry.name}/" for words in only) and not left_out:
                 add(entry)
                 filled.add(place)
     return list(found.values())

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -79,6 +80,14 @@ def test_records_are_those_of_the_plan():
             dataclasses.replace(entry, tries=(), overrides={**entry.overrides, "learning_rate": own}), {}
         )
         assert is_done(entry, run, {entry.name: record}), entry.name
+
+
+def test_all_rows_of_the_arena_have_as_many_tries():
+    """Two for each place, but for those that had another before; ours is windows where it has few layers."""
+    tries = Counter((e.column, e.row) for e in evidence_plan.arena() if not e.repeats)
+    places = {(task, row) for task in evidence_plan.ARENA for row in evidence_plan.ROWS}
+    expected = dict.fromkeys(places - {("pathfinder", "ours")}, 2)
+    assert tries == expected | dict.fromkeys(evidence_plan.HAD_ANOTHER, 3)
 
 
 def test_the_commands_beside_tables_make_runs():

@@ -196,6 +196,9 @@ def test_one_run_for_each_place_that_has_none():
     assert chosen("low", "chosen", "first") == ["high", "first", "second"]
     assert chosen("low", "high", "chosen", "second", only="/chosen/") == []
     assert chosen("low", "high", "second") == ["low", "high", "chosen", "first"]
+    known = [{"experiment": {"plan": "tiny", "column": "mqar", "row": "first"}}]
+    left = time_slice.select(plans, ["chained"], [""], known, [second.name])
+    assert [e.name for e in left] == [first.name, again.name], "what has failed fills no place"
 
 
 def test_weights_are_there_all_at_once(tmp_path, monkeypatch):

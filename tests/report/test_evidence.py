@@ -54,7 +54,9 @@ def test_the_arena_has_the_best_rate_on_validation_and_published_figures_apart()
     assert rows["relu"][image : image + 2] == ["not run", "-"]
     assert rows["linear"][found.header.index("Text")] == "failed"
     assert rows["cosformer"][found.header.index("average")] == "not run", "not all five were"
-    assert "1 to 2 so far" in found.caption
+    tried = found.header.index("settings tried")
+    assert (rows["cosformer"][tried], rows["softmax"][tried]) == ("0, 0, 0, 2, 0", "0, 0, 0, 1, 0")
+    assert rows["relu"][tried] == "-"
     every = [planned("lra", column, "ours", 0.5, share) for column, share in
              zip(evidence.ARENA.values(), (0.4, 0.5, 0.6, 0.7, 0.8), strict=True)]  # fmt: skip
     found, rows = table(evidence.arena(Places(every)))
@@ -231,4 +233,5 @@ def test_pretraining_and_what_was_fine_tuned_from_it():
     found, rows = table(evidence.fine_tuning(Places(runs)))
     assert rows["relu"][found.header.index("SST-2")] == "79.00"
     assert rows["linear"][found.header.index("CoLA")] == "25.00"
-    assert rows["performer"][-2:] == ["56.28", "`--only /performer/`"]
+    assert rows["performer"][-3:] == ["56.28", "-", "`--only /performer/`"]
+    assert rows["relu"][found.header.index("settings tried")] == "2, 0, 0, 0, 0, 0"

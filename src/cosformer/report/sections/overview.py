@@ -63,9 +63,10 @@ def section(places: Places) -> Section:
         "linear is elu + 1, relu cosFormer without the cosine, windows cosFormer with a window for every "
         "head, a gate and norms, and ours the default model: the same with one layer of six (of four in "
         "small models and the arena; none in Pathfinder's two) a softmax of 1,024 tokens (of 512 in small "
-        "models). Test scores, with the settings of each that were best on validation; the tables below say "
-        "how many were tried, and how each row is made again. One seed but where a spread is given; "
-        f'"{NOT_RUN}": there is no record yet.'
+        "models). In the arena windows and ours have learned positions or none, where the default model has "
+        "rotary ones. Test scores, with the settings of each that were best on validation; the tables of the "
+        "paper say how many were tried, and how each row is made again. One seed; where several were run, "
+        f'the mean and half of their range. "{NOT_RUN}": there is no record yet.'
     )
     return Section(
         "At a glance",
