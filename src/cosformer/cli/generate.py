@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import torch
 
 HELP = "text from a saved model, as it is made"
-DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer demo` wrote, from
-the folder of a run (its best weights), or from one of its checkpoints. The context may have any length
-where every head has a window, else that of the model's horizon; it is read in chunks, with the time left,
-and kept as a state of constant size. With --prompts it makes a text for every line of a file: rows of a
-batch that are finished leave it, and the next lines take their places. The same command continues where an
-earlier one was stopped."""
+DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer
+demo` wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may
+have any length where every head has a window, else that of the model's horizon; it is read in chunks, with
+the time left, and kept as a state of constant size. With --prompts it makes a text for every line of a
+file: rows of a batch that are finished leave it, and the next lines take their places. The same command
+continues where an earlier one was stopped."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7

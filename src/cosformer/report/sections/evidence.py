@@ -197,8 +197,8 @@ def masked(places: Places) -> Section:
     caption = (
         "Perplexity of masked bytes of WikiText-2 (15 % of them), read in both directions; lower is better. "
         "6 layers of width 512, texts of 512 bytes, 33 million bytes. Learning rate and positions are the "
-        "best of those tried on validation. How often each byte occurs, and nothing else, gives 23.9: a model "
-        f"near there has not begun to use the bytes around a mask. {_again('mlm')}"
+        "best of those tried on validation. How often each byte occurs, and nothing else, gives 23.9: a "
+        f"model near there has not begun to use the bytes around a mask. {_again('mlm')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "mlm"]
     return Section("Masked language modelling", [Table(header, rows, caption), *_said(own)])
