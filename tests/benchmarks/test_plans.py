@@ -106,7 +106,7 @@ def test_what_fails_is_told_and_not_tried_again(tmp_path, capsys):
 @pytest.mark.thorough
 def test_a_run_that_starts_from_the_weights_of_another(tmp_path, capsys):
     said, errors = called(tmp_path, "chained")
-    assert errors.index("ends:   tiny/mqar/first") < errors.index("begins: tiny/mqar/second")
+    assert errors.index("begins: tiny/mqar/first") < errors.index("begins: tiny/mqar/second")
     assert "2 runs made, 0 still to be run." in said
     made = {r["experiment"]["row"]: r for r in records(tmp_path)}
     assert made["first"]["settings"]["initial"] is None

@@ -19,8 +19,8 @@ def report(results_at: Path, benchmarks_at: Path) -> Document:
     failures = records.failures(results_at)
     parts: list[Section] = [
         *overview.sections(finished, failures),
-        *sections.benchmarks(measured),
         *evidence.sections(finished, failures=failures),
+        *sections.benchmarks(measured),
         *runs.sections(finished),
     ]
     if not parts:

@@ -86,8 +86,8 @@ def plot(record: Record, mode: str = "causal", phase: str = PHASE, dim: int = 64
         f"{mode.capitalize()}, {phase.replace('+', ' and ')}, head size {dim}",
         lines(timings, KNOWN, "median_s"),
         "time of a call",
-        "The number of tokens is the same everywhere: cosFormer takes the same time however they are cut "
-        "into sequences, while softmax takes longer the longer the sequences are.",
+        "The number of tokens is the same everywhere: cosFormer takes nearly the same time however they "
+        "are cut into sequences, while softmax takes longer the longer the sequences are.",
         x_label=f"length of a sequence; {tokens:,} tokens in all",
     )
 

@@ -26,7 +26,13 @@ def windows(record: Record) -> Section:
         head = ["", "head size", *(f"T = {n:,}" for n in lengths)]
         blocks.append(Table(head, rows, f"{mode.capitalize()}, forward / forward and backward."))
     mixed = ", ".join("none" if w is None else str(w) for w in record["windows"])
-    blocks.append(Text(f"`windows` has heads with the windows {mixed}; `window 1024` has it in every head."))
+    every = [
+        f"`{name}` has it in every head"
+        for name in sorted({t["contender"] for t in timings})
+        if name.startswith("window ")
+    ]
+    said = "; ".join([f"`windows` has heads with the windows {mixed}", *every])
+    blocks.append(Text(f"{said}."))
     return Section(f"Heads with windows: {hardware_words(record)}", [*blocks, source(record)])
 
 
