@@ -97,6 +97,18 @@ def test_compiles_in_one_piece(name):
         torch.testing.assert_close(compiled(q, k, v, causal=True), run(q, k, v, causal=True))
 
 
+@pytest.mark.parametrize("windows", [None, (20,)])
+def test_every_size_may_be_a_symbol(windows):
+    """Grouped heads, in a graph for any sizes."""
+    run = attention.build("softmax", windows=windows)
+    torch.compiler.reset()
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (12, 30, 70):
+        q, k, v = torch.randn(2, length, 2, 8), *torch.randn(2, 2, length, 1, 8)
+        for causal in (True, False):
+            torch.testing.assert_close(compiled(q, k, v, causal=causal), run(q, k, v, causal=causal))
+
+
 @pytest.mark.parametrize("name", ["softmax", "relu"])
 def test_mistakes_are_told(name):
     with pytest.raises(ValueError, match="one entry for each of the 3 key-value heads, but got 2"):

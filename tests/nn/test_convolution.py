@@ -215,3 +215,14 @@ def test_what_cannot_be():
         convolution(3, causal=False)(inputs(1, 4), return_state=True)
     with pytest.raises(ValueError, match="cu_seqlens goes with neither key_mask nor lengths"):
         convolution(3)(inputs(1, 4), cu_seqlens=torch.tensor([0, 4]), lengths=torch.tensor([4]))
+
+
+@pytest.mark.parametrize("size", [3, 35])
+def test_nothing_is_nothing(size):
+    """A batch without rows, and rows without tokens."""
+    layer = ShortConvolution(4, size, causal=False)
+    for shape in ((0, 5, 4), (2, 0, 4)):
+        x = torch.zeros(shape, requires_grad=True)
+        y, _ = layer(x)
+        assert y.shape == shape
+        y.sum().backward()

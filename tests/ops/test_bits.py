@@ -67,13 +67,13 @@ def test_another_row_of_the_batch_moves_no_bit(sizes, which, value):
 @VALUES
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("window", [5, 40, 128, 192, 256])
-@pytest.mark.parametrize("dim", [1, 8])
-def test_what_lies_beyond_a_window_moves_no_bit(window, dim, causal, value):
+@pytest.mark.parametrize(("heads", "dim"), [(1, 1), (1, 8), (2, 8)])
+def test_what_lies_beyond_a_window_moves_no_bit(window, heads, dim, causal, value):
     """Nor does it decide which rows are corrected together."""
     for seed in range(3):
-        x = call((1, 500, 1, 1, dim, 4), torch.float32, seed)
+        x = call((1, 500, heads, 1, dim, 4), torch.float32, seed)
         y = spoilt(spoilt(x, "k", (slice(None), 20), value), "v", (slice(None), 20), value)
-        ours, theirs = (results(*z, causal=causal, windows=(window,)) for z in (x, y))
+        ours, theirs = (results(*z, causal=causal, windows=(window,) * heads) for z in (x, y))
         for n in range(2):
             assert torch.equal(ours[n][:, 20 + window :], theirs[n][:, 20 + window :])
 
@@ -111,3 +111,22 @@ def test_minus_infinity_is_nothing(window, length, which):
         for ours, theirs in zip(results(*y, causal=True, windows=(window,)), expected, strict=True):
             early = slice(0, length - window)
             assert torch.equal(ours[:, early], theirs[:, early])
+
+
+@pytest.mark.parametrize(
+    ("windows", "length"), [((64,), 100), ((40,), 1500), ((8, 16), 200), ((128,), 1500)], ids=str
+)
+def test_a_correction_of_another_row_brings_no_sum_that_overflows(windows, length):
+    """Keys near the largest number: their sum is inf, and no part of a row that has nothing to be corrected.
+    Whether the other row of the batch has, a gradient of zeros decides."""
+    q, k, v, g = call((2, length, len(windows), 1, 8, 8), torch.float32, 1)
+    q, k, g = q.abs() + 0.1, k.abs() + 0.1, 0.01 * g
+    q[0, :, :, 0], k[0, 33:36, :, 0], g[0, 0] = 2e-38, 2.5e38, 0
+    mask = torch.ones(2, length, dtype=torch.bool)
+    mask[1, 1 : length - 1] = False
+    options = {"causal": True, "windows": windows, "key_mask": mask}
+    beside, alone = (
+        results(q, k, v, other, **options)[1][0] for other in (g, spoilt((q, k, v, g), "g", 1, 0)[3])
+    )
+    assert torch.equal(beside, alone)
+    assert alone.isfinite().all()

@@ -360,6 +360,22 @@ def test_the_form_of_a_sum(length, window, ahead, expected):
     assert window_sums.form(*call, torch.device("cuda")) == ("band" if window <= 256 else "wide")
 
 
+@pytest.mark.parametrize(
+    ("rows", "window", "expected"),
+    [
+        (16, 1024, "square"),
+        (64, 8192, "square"),
+        (256, 8192, "wide"),
+        (300, 1024, "wide"),
+        (64, 65536, "wide"),
+    ],
+)
+def test_the_form_of_a_few_rows_behind_a_long_past(rows, window, expected):
+    """States are built from all columns, however few the rows that read them."""
+    reach = window_sums.Reach((window,), window - 1, 0, window - 1)
+    assert window_sums.form(rows, window + rows - 1, reach, torch.device("cpu")) == expected
+
+
 @both_ways
 @pytest.mark.parametrize("window", [1, 2, 40, 64, 128, 192, 256, 320])
 @pytest.mark.parametrize(

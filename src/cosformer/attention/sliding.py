@@ -57,6 +57,14 @@ def runs(windows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
             first = head + 1
 
 
+def is_grouped(q: Tensor, k: Tensor) -> bool:
+    """Whether several query heads share a key head, as a kernel wants to know it: in a graph with symbols for
+    sizes a comparison of two is no bool."""
+    if q.shape[2] != k.shape[2]:  # noqa: SIM103
+        return True
+    return False
+
+
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, *, blind: bool) -> Tensor:
     """[B, Tq, H, Dv] under a mask seen [B or 1, 1, Tq, Tk]; `blind`: a query may see nothing, and gives
     zeros.
@@ -153,7 +161,7 @@ def _dense(
             k.transpose(1, 2),
             v.transpose(1, 2),
             is_causal=True,
-            enable_gqa=q.shape[2] != k.shape[2],
+            enable_gqa=is_grouped(q, k),
         )
         return out.transpose(1, 2)
     seen = _band(tq, columns, offset, window, causal, q.device)

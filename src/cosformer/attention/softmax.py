@@ -19,7 +19,7 @@ from cosformer.attention.base import Attention, State, within_lengths
 from cosformer.attention.hidden_keys import can_hide, with_columns
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
-from cosformer.attention.sliding import masked_attention, runs, sliding_softmax
+from cosformer.attention.sliding import is_grouped, masked_attention, runs, sliding_softmax
 from cosformer.attention.traits import Traits
 from cosformer.attention.visible import visible, windows_of_heads, within_windows
 from cosformer.attention.window_state import WindowState
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class Softmax(Attention):
     """The attention everything else is compared with. Its state is the growing cache of keys and values.
 
-    A query that sees no key gives zeros, and a masked key has no influence whatever it holds.
+    A finite query that sees no key gives zeros, and a masked key has no influence whatever it holds. On a GPU
+    in half precision, with heads of up to 64, masked keys are hidden by columns (hidden_keys.py): there no
+    product of a query and a seen key may lie below -8 million.
 
     Args:
         windows: an int or None for each key-value head; None: no head has one. Where all have one, time is
@@ -262,7 +264,7 @@ def _softmax(
         attn_mask=None if seen is None or any_key is None else seen | ~any_key,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=is_grouped(q, k),
     )[..., :dim]
     if any_key is not None:
         out = out.masked_fill(~any_key, 0)

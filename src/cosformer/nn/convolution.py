@@ -107,7 +107,7 @@ class ShortConvolution(nn.Module):
             return long_convolution(x, self.weight), None
         around = F.pad(x, (0, 0, back, ahead)) if state is None else torch.cat([state.to(x.dtype), x], 1)
         if len(self.distances) > _FEW and not self.causal:
-            return x + _convolved(around, self.weight, length).to(x.dtype), None
+            return (x + _convolved(around, self.weight, length)).to(x.dtype), None
         y, weight = x, self.weight.to(x.dtype)
         for i, j in enumerate(self.distances):
             y = torch.addcmul(y, around[:, back - j : back - j + length], weight[:, i])
@@ -176,6 +176,8 @@ def _convolved(around: Tensor, weight: Tensor, length: int) -> Tensor:
     """[B, length, channels], each channel of `around` [B, length + K - 1, channels] convolved with its
     weights [channels, K]: where these lie on inputs alone. In float32 at least."""
     size = weight.shape[1]
+    if around.shape[0] == 0 or length == 0:  # of which some libraries make no transform
+        return around.new_zeros((around.shape[0], length, around.shape[2]))
     wide = around if around.dtype == torch.float64 else around.float()
     n = -(-wide.shape[1] // 128) * 128  # of small factors; what wraps around falls on what is left out
     spectrum = torch.fft.rfft(wide, n, dim=1) * torch.fft.rfft(weight.to(wide.dtype), n).T

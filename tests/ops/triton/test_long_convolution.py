@@ -7,7 +7,9 @@ from torch.library import opcheck
 from cosformer.nn import convolution
 from cosformer.ops.gpu import long_convolution as ops
 from cosformer.ops.gpu.long_convolution import long_convolution, long_convolution_weight
+from tests.ops.triton.process import run
 
+pytestmark = pytest.mark.thorough  # nothing calls these kernels yet
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = pytest.mark.parametrize(
     ("shape", "size"), [((2, 70, 20), 17), ((1, 5, 3), 67), ((2, 64, 64), 33), ((3, 130, 65), 67)], ids=str
@@ -121,3 +123,31 @@ def test_the_layer_takes_it(monkeypatch):
     assert not torch.equal(ours, plain)
     assert not made.double()._has_kernel(x.double())
     assert not convolution.ShortConvolution(6, 19)._has_kernel(x)
+
+
+COMPILE = """
+import sys, torch
+from cosformer.ops.gpu import long_convolution as ops
+from tests.ops.triton.compiling import Launch, report
+
+channels, size = int(sys.argv[2]), 67
+x = torch.empty(2, 200, channels, dtype=torch.bfloat16, device="meta")
+weight = torch.empty(size, channels, device="meta")
+shared = {"T": 200, "parts": 4, "C": channels, "R": size // 2, "K": size, "BC": ops.CHANNELS, "num_warps": 4}
+for kernel, own in (
+    (ops.long_conv_fwd, {"X": x, "W": weight, "Y": x, "IDENTITY": True, "BT": ops.TOKENS}),
+    (ops.long_conv_bwd_weight, {"G": x, "X": x, "DW": weight, "LENGTH": ops.PART, "BK": ops.WEIGHTS}),
+):
+    usage = report(Launch(kernel, {**shared, **own}).compile(int(sys.argv[1])))
+    print(kernel.__name__, usage["stack"], usage["shared"])
+"""
+
+
+@pytest.mark.parametrize(("capability", "channels"), [(80, 64), (90, 256)])
+def test_they_compile_for_gpus(capability, channels):
+    """Without one: nothing is spilled, and next to no shared memory taken."""
+    lines = [line.split() for line in run(COMPILE, capability, channels)]
+    assert {name for name, *_ in lines} == {"long_conv_fwd", "long_conv_bwd_weight"}
+    for name, stack, smem in lines:
+        assert int(stack) == 0, name
+        assert int(smem) <= 16 * 1024, name

@@ -2,7 +2,7 @@
 
 No row's bits depend on which others have a residual. The last few rows of a product may be rounded otherwise
 than those before, and one matrix alone otherwise than beside others: so of a chunk a multiple of TOKENS rows
-is taken, from its first on, and two chunks at least (PyTorch on a CPU, tests/ops/test_residuals.py).
+is taken, from its first on, and two chunks at least (PyTorch on a CPU, tests/ops/test_bits.py).
 """
 
 from typing import NamedTuple

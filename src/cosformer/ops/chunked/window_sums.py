@@ -31,17 +31,20 @@ from cosformer.ops.windows import CHUNK, NARROW
 STEP = 2**19  # numbers in the squares of a step: they stay in the cache of a CPU
 LARGE_STEP = 2**24  # where each call starts a kernel
 KEPT = 2**14  # weights: so few are kept for many calls
-# On a CPU, as measured for heads of 16 to 128: a column of a square costs 0.6 times one of a band, and states
-# with their two squares as much as a band of STATES columns.
+# On a CPU (trials with heads of 16 to 128, without a record): a column of a square costs 0.6 times one of a
+# band. States, which are built from all columns and read by all rows, cost with their two squares as much as
+# a band of STATES columns where there are as many of the one as of the other.
 IN_SQUARE = 0.6
 STATES = 256
+LARGEST_SQUARE = 2**20  # weights, some of which are kept
 
 Form = Literal["square", "band", "wide"]
 
 
 class Reach(NamedTuple):
-    """Row i stands at i + offset, and sees columns from `back` before it to `ahead` behind it, as far as its
-    window goes: one window for all N, or several narrow ones, which the N have in turn."""
+    """Row i stands at i + offset, and sees columns from i + offset - back to i + offset + ahead, as far as
+    its window goes: one window for all N, or several narrow ones, the n-th of the N having
+    windows[n % len(windows)]."""
 
     windows: tuple[int, ...]
     back: int
@@ -60,8 +63,8 @@ def form(rows: int, columns: int, reach: Reach, device: torch.device) -> Form:
     (window,) = reach.windows
     tile, own = _band(rows, columns, reach)
     band: float = tile + own.back + own.ahead
-    states = STATES if window % CHUNK == 0 else math.inf
-    if IN_SQUARE * columns <= min(band, states):
+    states = STATES * (rows + columns) / (2 * rows) if window % CHUNK == 0 else math.inf
+    if IN_SQUARE * columns <= min(band, states) and rows * columns <= LARGEST_SQUARE:
         return "square"
     return "band" if window <= NARROW and band <= states else "wide"
 
@@ -96,8 +99,8 @@ def column_sum(c: Tensor, reach: Reach, rows: int, some: slice, name: str) -> Te
         y = scratch(name, (c.shape[0], tile, c.shape[2]), c)
         torch.bmm(weights.expand(c.shape[0], -1, -1), c, out=y)
         return y.view(n, -1, c.shape[2])[:, some.start - first * tile : some.stop - first * tile]
-    # The rows before are computed as well, and all that is one window long behind them: states of chunks are
-    # added up from the first row on.
+    # The rows before are computed as well, and all within a window after them: states of chunks are added up
+    # from the first row on.
     (window,), offset = reach.windows, reach.offset
     stop = min(rows, max(1, -(-(offset + some.stop) // window)) * window - offset)
     seen = min(columns, -(-(offset + stop + reach.ahead) // CHUNK) * CHUNK)
@@ -194,8 +197,8 @@ def _band_sum(a: Tensor, b: Tensor, c: Tensor, reach: Reach, name: str, exact: b
 
 def _column_tiles(x: Tensor, reach: Reach, tile: int, first: int, last: int, name: str) -> Tensor:
     """What the tiles of rows from `first` to `last` see of x [N, T, F]: [N * stride, tile + back + ahead, F].
-    Rows of the batch lie one behind another, with as much nothing between them as a tile can see: of a stride
-    the first tiles are real."""
+    Rows of the batch lie one after another, each padded with zeros so that no tile sees the next one: of a
+    stride the first tiles are real."""
     (n, _, features), more = x.shape, reach.back + reach.ahead
     stride = last - first + (0 if n == 1 else -(-more // tile))
     flat = _laid_out(x, reach.offset - reach.back + first * tile, n, stride * tile, tile + more, name)

@@ -29,6 +29,7 @@ from cosformer.ops.autograd import Saved
 from cosformer.ops.chunked import attention
 from cosformer.ops.chunked.residual import residual, span
 from cosformer.ops.chunked.window_sums import (
+    KEPT,
     Reach,
     column_sum,
     form,
@@ -45,7 +46,6 @@ from cosformer.ops.windows import NARROW
 
 Triple = tuple[Tensor, Tensor, Tensor]
 SHORT = 32  # queries or keys: fewer make no whole tile of a band
-SQUARE = 2**14  # pairs: the weights of a square are kept for the next call
 MERGED = 32  # tokens
 
 
@@ -222,7 +222,9 @@ class Operands:
         if rho is not None:
             change, some = rho * r, span(rho, 1)
             # What d_i is the product of q'_i with.
-            dq[:, some] += change[:, some] * column_sum(k_, self.reach, q_.shape[1], some, "sums")
+            own = change[:, some]
+            sums = own * column_sum(k_, self.reach, q_.shape[1], some, "sums")
+            dq[:, some] += sums.masked_fill_(own == 0, 0)  # a sum may be inf that this row has no part in
             # Added last, where g . v and the rest of e have cancelled: beside e it would be lost.
             corrected = e + change
             g1[..., self.dv : self.dv + 1] = corrected
@@ -235,7 +237,7 @@ class Operands:
 
     def _is_square(self, rows: int, columns: int) -> bool:
         """Whether all pairs are computed: of few queries or keys, and where the sums are squares anyway."""
-        if min(rows, columns) < SHORT and rows * columns <= SQUARE:
+        if min(rows, columns) < SHORT and rows * columns <= KEPT:
             return True
         return form(rows, columns, self.reach, self.like.device) == "square"
 
@@ -257,7 +259,7 @@ class Operands:
             rho = residual(q_[n], dq[n], free[n], scratch("products", tuple(q_[n].shape), q_))
             if rho is not None:
                 change = rho.mul_(r[n])
-                dq[n].addcmul_(change, torch.matmul(of_each, k_[n]))
+                dq[n].add_((change * torch.matmul(of_each, k_[n])).masked_fill_(change == 0, 0))
                 a.addcmul_(change, of_each)
                 if self.exact:
                     a.masked_fill_(of_each == 0, 0)

@@ -6,6 +6,9 @@
 
 A tile of tokens and channels stays in registers, and its neighbours are read again for each weight: from the
 cache, where a product of Fourier transforms writes each spectrum to memory.
+
+Nothing calls it yet (`USE_KERNEL` in nn/convolution.py): it has been compiled for GPUs and run by Triton's
+interpreter, but not on a GPU.
 """
 
 from typing import Any
