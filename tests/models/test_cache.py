@@ -12,6 +12,11 @@ from cosformer.models import (
     CosformerCache,
     CosformerForCausalLM,
     CosformerForConditionalGeneration,
+    CosformerForMaskedLM,
+    CosformerForQuestionAnswering,
+    CosformerForSequenceClassification,
+    CosformerForTokenClassification,
+    CosformerModel,
     HorizonError,
 )
 from tests.models.tiny import MECHANISMS, build, close, config, having, tokens
@@ -203,6 +208,33 @@ def test_a_file_of_another_model_is_refused(mechanism, change, difference, tmp_p
     other = config(**{"attention": mechanism, "position": "learned"} | change)
     with pytest.raises(ValueError, match=rf"belongs to another model: {re.escape(difference)}\.$"):
         CosformerCache.load(tmp_path / "cache.safetensors", other)
+
+
+def test_a_cache_of_another_model_is_refused():
+    net, ids, cache = started()
+    other = build(CosformerForCausalLM, position="rotary")
+    message = "must be of a model with position 'rotary', but it was made for 'learned'"
+    with pytest.raises(ValueError, match=message):
+        other(ids[:, -1:], past_key_values=cache)
+    net(ids[:, -1:], past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        CosformerForMaskedLM, CosformerForSequenceClassification, CosformerForTokenClassification,
+        CosformerForQuestionAnswering, CosformerModel,
+    ],
+)  # fmt: skip
+def test_what_looks_both_ways_takes_no_cache(head):
+    """It would compute something else without a word. Nor does it read another text."""
+    net, ids = build(head), tokens(2, 5)
+    for given in ({"past_key_values": CosformerCache(config())}, {"use_cache": True}):
+        with pytest.raises(ValueError, match=r"must be left out|needs a causal model"):
+            net(ids, **given)
+    with pytest.raises(ValueError, match="encoder_hidden_states must be left out"):
+        net(ids, encoder_hidden_states=torch.zeros(2, 3, 32))
+    net(ids, use_cache=False, past_key_values=None, encoder_hidden_states=None)
 
 
 def test_a_cache_of_another_kind_is_refused():

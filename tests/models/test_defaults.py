@@ -168,6 +168,8 @@ def test_the_paper_is_a_line_away():
     assert [config.qk_norm, config.output_norm, config.output_gate] == [False, False, None]
     assert config.bounded
     assert CosformerConfig.paper(output_gate="sigmoid").output_gate == "sigmoid"
+    assert CosformerForMaskedLM(config).config.position == "none"
+    assert CosformerConfig.paper(position="learned").position == "learned"
 
 
 def test_a_run_means_the_papers_model_where_it_says_nothing():

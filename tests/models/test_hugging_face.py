@@ -89,7 +89,7 @@ def test_continuous_batching_is_refused():
 
 def test_a_bidirectional_folder_says_how_it_is_loaded_causal(tmp_path):
     build(CosformerForMaskedLM, torch.float32).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="pass causal=None to from_pretrained"):
+    with pytest.raises(ValueError, match="pass causal=None and position=None to from_pretrained"):
         CosformerForCausalLM.from_pretrained(tmp_path)
     assert CosformerForCausalLM.from_pretrained(tmp_path, causal=None).config.causal is True
 

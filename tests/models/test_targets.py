@@ -73,3 +73,36 @@ def test_a_masked_language_model_moves_nothing():
     ids = tokens(1, 4)
     with pytest.raises(ValueError, match="shift_labels must be left out"):
         build(CosformerForMaskedLM)(ids, shift_labels=ids)
+
+
+@LOSSES
+def test_labels_may_be_a_part_of_a_larger_tensor(loss):
+    """Targets that lie in memory with gaps between rows."""
+    ids = tokens(2, 9)
+    net = build(CosformerForMaskedLM, head_loss=loss).train()
+    close(net(ids[:, :-1], labels=ids[:, 1:]).loss, net(ids[:, :-1], labels=ids[:, 1:].clone()).loss)
+    both = build(CosformerForConditionalGeneration)
+    close(both(ids, labels=ids[:, 1:]).loss, both(ids, labels=ids[:, 1:].clone()).loss)
+
+
+@LOSSES
+def test_padding_is_never_predicted(loss):
+    """Whatever the labels say there."""
+    ids, mask = tokens(2, 9), torch.tensor([[1] * 9, [0, 1, 1, 1, 0, 1, 1, 0, 0]])
+    others = ids.where(mask != 0, 5)
+    net = build(CosformerForMaskedLM, head_loss=loss).train()
+    close(net(ids, mask, labels=ids).loss, net(others, mask, labels=others).loss)
+    close(net(ids, mask, labels=ids).loss, net(ids, mask, labels=ids.masked_fill(mask == 0, -100)).loss)
+    both = build(CosformerForConditionalGeneration)
+    inputs = both.prepare_decoder_input_ids_from_labels(ids)
+    shown = [
+        both(ids, decoder_input_ids=inputs, decoder_attention_mask=mask, labels=labels).loss
+        for labels in (ids, others, ids.masked_fill(mask == 0, -100))
+    ]
+    close(shown[1], shown[0])
+    close(shown[2], shown[0])
+
+
+def test_the_loss_of_an_encoder_decoder_is_cross_entropy():
+    with pytest.raises(ValueError, match="head_loss must be cross_entropy for CosformerForConditional"):
+        build(CosformerForConditionalGeneration, head_loss="one_vs_each")

@@ -71,8 +71,7 @@ class CosformerCache(Cache):
             [StateLayer(grows, static) for grows in growing],
             attention=_decoding(config, config.attention_names),
             has_convolution=config.conv_size is not None,
-            made_for={name: getattr(config, name) for name in _OF_THE_MODEL}
-            | {"position": config.position_of(causal=True)},
+            made_for=_made_for(config),
         )
 
     def _set(
@@ -213,6 +212,12 @@ def _decoding(config: CosformerConfig, entries: tuple[T, ...]) -> tuple[T, ...]:
     return entries if len(entries) == layers else entries[:1] * layers
 
 
+def _made_for(config: CosformerConfig) -> dict[str, Any]:
+    """What the states of a model depend on."""
+    made = {name: getattr(config, name) for name in _OF_THE_MODEL}
+    return made | {"position": config.position_of(causal=True)}
+
+
 def checked(cache: Any, config: CosformerConfig) -> CosformerCache:
     """The cache, if it is one of ours and fits a model with this configuration."""
     if not isinstance(cache, CosformerCache):
@@ -226,5 +231,11 @@ def checked(cache: Any, config: CosformerConfig) -> CosformerCache:
         raise ValueError(
             f"past_key_values must have {len(names)} layers of attention {described(names)}, but it has "
             f"{len(cache.layers)} of {described(cache.attention)}: it belongs to another model."
+        )
+    if not torch.compiler.is_compiling() and cache.made_for != (own := _made_for(config)):
+        name = next(name for name in own if cache.made_for.get(name) != own[name])
+        raise ValueError(
+            f"past_key_values must be of a model with {name} {own[name]!r}, but it was made for "
+            f"{cache.made_for.get(name)!r}: it belongs to another model."
         )
     return cache

@@ -13,6 +13,8 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.model import CosformerModel
 from cosformer.models.pooling import pool
 
+CACHE = ("past_key_values", "use_cache")
+
 
 def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
     """For heads with one output per row."""
@@ -22,6 +24,14 @@ def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
                 f"{name} must be left out: {type(head).__name__} reads one sequence a row; pad the batch and "
                 "give attention_mask."
             )
+
+
+def refuse_unread(head: nn.Module, kwargs: dict[str, Any], *more: str) -> None:
+    """For heads without a cache or without cross-attention: neither is dropped without a word."""
+    for name in ("encoder_hidden_states", *more):
+        given = kwargs.get(name)
+        if given is not None and given is not False:
+            raise ValueError(f"{name} must be left out: {type(head).__name__} does not read it.")
 
 
 class _Classifier(CosformerPreTrainedModel):
@@ -42,6 +52,7 @@ class _Classifier(CosformerPreTrainedModel):
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Any]:
         refuse_packing(self, kwargs)
+        refuse_unread(self, kwargs, *CACHE)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

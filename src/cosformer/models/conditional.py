@@ -12,7 +12,7 @@ from cosformer.models.cache import CosformerCache
 from cosformer.models.config import CosformerConfig
 from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel, with_both_sides
 from cosformer.models.generation import StatefulGenerationMixin
-from cosformer.models.targets import without
+from cosformer.models.targets import real_targets, without
 from cosformer.nn import chunked_cross_entropy
 
 
@@ -27,6 +27,10 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
     earlier_names: ClassVar[dict[str, str]] = {"encoder.": "model.encoder.", "decoder.": "model.decoder."}
 
     def __init__(self, config: CosformerConfig):
+        if config.head_loss != "cross_entropy":
+            raise ValueError(
+                f"head_loss must be cross_entropy for {type(self).__name__}, but got {config.head_loss!r}."
+            )
         super().__init__(with_both_sides(config, type(self).__name__))
         self.model = CosformerEncoderDecoderModel(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -57,7 +61,8 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """As `CosformerEncoderDecoderModel.forward`; labels [B, T] are the target, -100 where no loss is
-        wanted, and make decoder_input_ids where those are left out."""
+        wanted, and make decoder_input_ids where those are left out. Columns that decoder_attention_mask hides
+        have no loss."""
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             if labels is None:
                 raise ValueError(
@@ -84,7 +89,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         # Decoder inputs are the labels moved by one already: the loss must not move them again.
         targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
         if targets is not None:
-            targets = without(targets, kwargs.get("ignore_index"))
+            targets = real_targets(without(targets, kwargs.get("ignore_index")), decoder_attention_mask)
         hidden, chunk = outputs.last_hidden_state, self.config.loss_chunk
         if targets is not None and self.training and chunk is not None:
             items = kwargs.get("num_items_in_batch")

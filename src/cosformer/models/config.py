@@ -144,8 +144,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
 
     @classmethod
     def paper(cls, **fields: Any) -> Any:
-        """The paper's own model: one horizon for all heads, no gate, no norms of heads. Fields that are given
-        have the last word."""
+        """The paper's own model: one horizon for all heads, no gate, no norms of heads, and no positions but
+        those that are given (the paper's bidirectional models have learned ones: `position="learned"`).
+        Fields that are given have the last word."""
         return cls(**{"attention": "cosformer", **defaults.PAPER, **fields})
 
     @classmethod
@@ -175,6 +176,14 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        if self.defaults_version != defaults.CURRENT:
+            raise ValueError(
+                f"defaults_version is written into saved models, and must be left out here, but got "
+                f"{self.defaults_version!r}. CosformerConfig.paper() is the paper's model."
+            )
+        self._at_most("num_attention_heads", MOST.get("num_attention_heads", LARGEST_SIZE))
+        _parameters("attention_parameters", self.attention_parameters, lists=True)
+        _parameters("position_parameters", self.position_parameters)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
@@ -233,7 +242,10 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         self._multiple("num_attention_heads", "num_key_value_heads")
         for name in self.attention_names:
             _one_of("attention", name, attention.names())
-        for name in ("qk_norm", "output_norm", "ordered_tokens"):
+        for name in (
+            "qk_norm", "output_norm", "ordered_tokens", "pre_norm", "bias", "use_cache",
+            "tie_word_embeddings",
+        ):  # fmt: skip
             flag(name, getattr(self, name))
         if self.conv_size is not None:
             positive_int("conv_size", self.conv_size)
@@ -261,8 +273,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             if self.head_loss != "cross_entropy":
                 raise ValueError('loss_chunk is for head_loss="cross_entropy": leave it out, or choose that.')
         for name in ("dropout", "classifier_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, but got {getattr(self, name)}.")
+            share = getattr(self, name)
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+                raise ValueError(f"{name} must be a number of at least 0 and below 1, but got {share!r}.")
         if self.causal not in (True, False, None):
             raise ValueError(f"causal must be True, False or None, but got {self.causal!r}.")
         horizon = positive("horizon", self.horizon)
@@ -339,8 +352,8 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         if causal is not None and self.causal not in (None, causal):
             raise ValueError(
                 f"{head} needs causal={causal}, but the configuration says causal={self.causal}: leave "
-                "causal out, choose another head, or, where it is that of a saved model, pass causal=None to "
-                "from_pretrained."
+                "causal out, choose another head, or, where it is that of a saved model, pass causal=None "
+                "and position=None to from_pretrained."
             )
         decided = bool(self.causal) if causal is None else causal
         trait = "causal" if decided else "bidirectional"
@@ -364,3 +377,13 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, but got {value!r}.")
+
+
+def _parameters(name: str, value: Any, *, lists: bool = False) -> None:
+    """Raises where parameters are neither None nor names with values (nor, with `lists`, an entry for each
+    layer)."""
+    entries = value if lists and isinstance(value, list | tuple) else [value]
+    for entry in entries:
+        if entry is not None and not isinstance(entry, dict):
+            more = ", or a list with one for each layer" if lists else ""
+            raise ValueError(f"{name} must be a dict of names and values{more}, but got {value!r:.60}.")

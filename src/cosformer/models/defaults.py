@@ -14,6 +14,7 @@ from typing import Any
 # The fields in which the paper's own model differs from a model with cosFormer in every layer.
 PAPER: dict[str, Any] = {
     "attention_parameters": {}, "qk_norm": False, "output_norm": False, "output_gate": None,
+    "position": "none",
 }  # fmt: skip
 # Tokens that the heads of a cosFormer see, in every layer, where nothing else is said.
 _WINDOWS = (2, 4, 8, 16, 64, 128, 512, 1024)

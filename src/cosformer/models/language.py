@@ -9,12 +9,13 @@ from transformers.utils import can_return_tuple
 from cosformer.distributed.exchange import group_sum
 from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
+from cosformer.models.classification import CACHE, refuse_unread
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
-from cosformer.models.targets import next_tokens, without
+from cosformer.models.targets import next_tokens, real_targets, without
 from cosformer.nn import chunked_cross_entropy, one_vs_each_loss
 
 
@@ -90,6 +91,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         # Not an argument of its own: transformers' Trainer takes all whose names have "label" in them for
         # those that a batch must have, and would give no loss in evaluation.
         shift_labels: Tensor | None = kwargs.get("shift_labels")
+        refuse_unread(self, kwargs)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         output_hidden_states = self.hidden_states_wanted(
             output_hidden_states, kwargs.get("output_attentions")
@@ -163,7 +165,9 @@ class CosformerForMaskedLM(_LanguageModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """As `CosformerModel.forward`; labels [B, T] hold the masked tokens, -100 elsewhere."""
+        """As `CosformerModel.forward`; labels [B, T] hold the masked tokens, -100 elsewhere. Padding is never
+        predicted."""
+        refuse_unread(self, kwargs, *CACHE)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -179,6 +183,8 @@ class CosformerForMaskedLM(_LanguageModel):
                 f"shift_labels must be left out: {type(self).__name__} predicts the token of its own column, "
                 "so give labels."
             )
-        targets = None if labels is None else without(labels, kwargs.get("ignore_index"))
+        targets = None
+        if labels is not None:
+            targets = real_targets(without(labels, kwargs.get("ignore_index")), attention_mask)
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, slice(0, None), targets, kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -45,6 +45,7 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         super().__init__(config.for_head(type(self).__name__, causal=None))
         config = self.config
+        self.cross_attention = cross_attention
         self.traits = config.traits
         self.bounded = cross_attention or config.bounded  # cross-attention has no windows
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -100,6 +101,11 @@ class CosformerModel(CosformerPreTrainedModel):
             bounds = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
             return split.forward(
                 self, input_ids, inputs_embeds, attention_mask, bounds, output_hidden_states, refused
+            )
+        if encoder_hidden_states is not None and not self.cross_attention:
+            raise ValueError(
+                f"encoder_hidden_states must be left out: this {type(self).__name__} has no cross-attention. "
+                "CosformerForConditionalGeneration has."
             )
         x = self._embed(input_ids, inputs_embeds)
         cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
@@ -163,13 +169,22 @@ class CosformerModel(CosformerPreTrainedModel):
     def _embed(self, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
         if ids is None and embedded is not None:
             return embedded
-        if ids is None or embedded is not None:
+        if ids is None:
+            raise ValueError("input_ids is missing: give input_ids, or inputs_embeds in their place.")
+        if embedded is not None:
             raise ValueError("give either input_ids or inputs_embeds, and not both.")
         self.check_ids(ids)
         return self.embed_tokens(ids)
 
     def check_ids(self, ids: Tensor) -> None:
         """Raises where input_ids are not tokens of the vocabulary."""
+        if not isinstance(ids, Tensor):
+            raise TypeError(f"input_ids must be a tensor [B, T], but got {type(ids).__name__}.")
+        if ids.dim() != 2 or ids.numel() == 0:
+            raise ValueError(
+                f"input_ids must have shape [B, T], with at least one row and one token, but got "
+                f"{list(ids.shape)}."
+            )
         if ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"input_ids must be integers, but got {ids.dtype}; embeddings go to inputs_embeds."
@@ -187,6 +202,10 @@ class CosformerModel(CosformerPreTrainedModel):
         """The cache to read and write, or None."""
         config = self.config
         if given is not None:
+            if not config.causal:
+                raise ValueError(
+                    "past_key_values needs a causal model: later tokens would change earlier ones."
+                )
             return checked(given, config)
         if use_cache is None:
             use_cache = (

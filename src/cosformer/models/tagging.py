@@ -8,10 +8,10 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenCla
 from transformers.utils import can_return_tuple
 
 from cosformer.models.base import CosformerPreTrainedModel
-from cosformer.models.classification import refuse_packing
+from cosformer.models.classification import CACHE, refuse_packing, refuse_unread
 from cosformer.models.config import CosformerConfig
 from cosformer.models.model import CosformerModel
-from cosformer.models.targets import IGNORED, without
+from cosformer.models.targets import real_targets, without
 
 
 class _Tagger(CosformerPreTrainedModel):
@@ -48,6 +48,7 @@ class CosformerForTokenClassification(_Tagger):
     ) -> TokenClassifierOutput:
         """As `CosformerModel.forward`; labels [B, T], -100 (or `ignore_index`) where no loss is wanted.
         Padding never has a label."""
+        refuse_unread(self, kwargs, *CACHE)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -61,11 +62,9 @@ class CosformerForTokenClassification(_Tagger):
         )
         logits, loss = self.score(self.dropout(outputs.last_hidden_state)), None
         if labels is not None:
-            labels = without(labels, kwargs.get("ignore_index"))
-            if attention_mask is not None:
-                labels = labels.masked_fill(attention_mask == 0, IGNORED)
+            labels = real_targets(without(labels, kwargs.get("ignore_index")), attention_mask)
             more = {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}
-            loss = self.loss_function(logits=logits, labels=labels.contiguous(), config=self.config, **more)
+            loss = self.loss_function(logits=logits, labels=labels, config=self.config, **more)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 
@@ -92,6 +91,7 @@ class CosformerForQuestionAnswering(_Tagger):
         """start_positions and end_positions [B] are columns of each row, the first and the last of its
         answer; one that lies outside, or in padding, has no loss."""
         refuse_packing(self, kwargs)
+        refuse_unread(self, kwargs, *CACHE)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

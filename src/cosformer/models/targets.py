@@ -37,3 +37,11 @@ def next_tokens(
 def without(targets: Tensor, ignore_index: int | None) -> Tensor:
     """Targets with IGNORED in place of `ignore_index`."""
     return targets if ignore_index is None else targets.masked_fill(targets == ignore_index, IGNORED)
+
+
+def real_targets(targets: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Targets [B, T] with IGNORED in columns of padding. A mask that is longer begins with columns of earlier
+    calls."""
+    if attention_mask is not None:
+        targets = targets.masked_fill(attention_mask[:, -targets.shape[1] :] == 0, IGNORED)
+    return targets.contiguous()

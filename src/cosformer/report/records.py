@@ -50,7 +50,7 @@ def _text(path: Path) -> str:
     try:
         return content(path).decode("utf-8")
     except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read: {error}.") from None
+        raise RecordError(f"{path} cannot be read: {str(error).rstrip('.')}.") from None
 
 
 def _parsed(text: str, where: str) -> Record:
