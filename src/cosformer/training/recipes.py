@@ -52,8 +52,8 @@ class Table:
 
     def build(self, scale: str = "small", attention: str | list[str] = "cosformer", **overrides: Any) -> Run:
         """A complete run. Where each layer has its own attention, no mechanism's settings are added. The
-        attention "recommended" is that of `CosformerConfig()`, with its gate, norms and mixed layers; positions
-        are the recipe's."""
+        attention "recommended" is that of `CosformerConfig()`, with its gate, norms and mixed layers;
+        positions are the recipe's."""
         if scale not in SCALES:
             raise ValueError(f"scale must be one of {', '.join(SCALES)}, but got {scale!r}.")
         overrides = current_names(overrides)
