@@ -86,6 +86,7 @@ class CosformerCache(Cache):
         self.decoding: Decoding | None = None  # compiled steps, where generate() uses them
         self.capacity = 0  # columns of static states that grow; further steps are not compiled
         self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
+        self.fits: CosformerConfig | None = None  # that it was last found to fit
 
     @classmethod
     def of_layers(cls, layers: list[StateLayer], **made_for: Any) -> "CosformerCache":
@@ -96,7 +97,7 @@ class CosformerCache(Cache):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: compiled steps belong to the model, and are not copied."""
-        return {**self.__dict__, "decoding": None}
+        return {**self.__dict__, "decoding": None, "fits": None}
 
     @property
     def past(self) -> Past | None:
@@ -226,16 +227,21 @@ def checked(cache: Any, config: CosformerConfig) -> CosformerCache:
             "states, which a cache of keys and values cannot hold. Leave past_key_values out, or pass "
             "CosformerCache(model.config)."
         )
+    if cache.fits is config:
+        return cache
     names = _decoding(config, config.attention_names)
     if cache.attention != names:
         raise ValueError(
             f"past_key_values must have {len(names)} layers of attention {described(names)}, but it has "
             f"{len(cache.layers)} of {described(cache.attention)}: it belongs to another model."
         )
-    if not torch.compiler.is_compiling() and cache.made_for != (own := _made_for(config)):
+    if torch.compiler.is_compiling():
+        return cache
+    if cache.made_for != (own := _made_for(config)):
         name = next(name for name in own if cache.made_for.get(name) != own[name])
         raise ValueError(
             f"past_key_values must be of a model with {name} {own[name]!r}, but it was made for "
             f"{cache.made_for.get(name)!r}: it belongs to another model."
         )
+    cache.fits = config
     return cache
