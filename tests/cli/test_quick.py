@@ -88,6 +88,23 @@ def test_ctrl_c_while_modules_are_imported_is_a_word(tmp_path):
     assert done.stderr == "cosformer train: Stopped.\n"
 
 
+@pytest.mark.parametrize("caught", ["except BaseException: pass", "except ZeroDivisionError: pass"])
+def test_an_import_cannot_lose_ctrl_c(caught, tmp_path):
+    """Modules that catch everything, and go on."""
+    sent = "    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(60)\n"
+    (tmp_path / "torch.py").write_text(f"import os, signal, time\ntry:\n{sent}{caught}\n")
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from cosformer.cli import main; sys.exit(main(['train', 'mqar']))"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "cosformer train: Stopped.\n")
+
+
 def test_the_package_is_imported_as_it_is_needed():
     program = (
         "import sys, cosformer; assert 'torch' not in sys.modules; assert 'attention' in dir(cosformer)\n"

@@ -31,6 +31,7 @@ from cosformer.cli.errors import (
     out_of_memory,
     printable,
 )
+from cosformer.cli.interrupt import ending_imports
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.cli.runs import Failed
 
@@ -84,9 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         p.error(f"there is no command {words[0]!r}.{did_you_mean(words[0], COMMANDS)}")
     args = p.parse_args(words)
     try:
-        code: int = COMMANDS[args.command].run(args)
-        sys.stdout.flush()
-        return code
+        with ending_imports(args.command):
+            code: int = COMMANDS[args.command].run(args)
+            sys.stdout.flush()
+            return code
     except UsageError as error:
         return _say(args.command, str(error), 2)
     except Failed as failed:
