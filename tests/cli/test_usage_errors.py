@@ -159,6 +159,10 @@ MISTAKES = {
         lambda s, t: ["report", "--results", t / "a", "--benchmarks", t / "b"],
         "there are no records",
     ),
+    "no such folder beside one that is there": (
+        lambda s, t: [*results(t, json.dumps(RECORD)), "--benchmarks", t / "b"],
+        "b: there is no such folder",
+    ),
     "a record cut short": (
         lambda s, t: results(t, json.dumps(RECORD) + "\n" + '{"task": '),
         "line 2, is not JSON",

@@ -14,14 +14,15 @@ EXAMPLES = """examples:
   cosformer report
   cosformer report --results results --out site
 """
+DEFAULTS = Path("results"), Path("benchmarks/reports")
 
 
 def arguments(p: Parser) -> None:
-    p.add_argument("--results", type=Path, default=Path("results"), help="records of runs (default: results)")
+    results, benchmarks = DEFAULTS
+    p.add_argument("--results", type=Path, default=results, help=f"records of runs (default: {results})")
     p.add_argument(
-        "--benchmarks", type=Path, default=Path("benchmarks/reports"),
-        help="records of benchmarks (default: benchmarks/reports)",
-    )  # fmt: skip
+        "--benchmarks", type=Path, default=benchmarks, help=f"records of benchmarks (default: {benchmarks})"
+    )
     p.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
 
 
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from cosformer.report.records import RecordError
     from cosformer.report.write import report, write
 
-    for option, folder in (("--results", args.results), ("--benchmarks", args.benchmarks)):
+    given = {"--results": args.results, "--benchmarks": args.benchmarks}
+    for option, folder in given.items():
         if folder.is_file():
             raise UsageError(f"{option} {folder} is a file; the folder of the records is expected.")
     if not args.results.is_dir() and not args.benchmarks.is_dir():
@@ -38,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
             f"there are no records: neither the folder {args.results} nor {args.benchmarks} exists. Run this "
             "in the root of the project, or say where they are with --results and --benchmarks."
         )
+    for option, folder in given.items():
+        if folder not in DEFAULTS and not folder.is_dir():
+            raise UsageError(f"{option} {folder}: there is no such folder.")
     try:
         with told(f"a record in {args.results} or {args.benchmarks}"):
             document = report(args.results, args.benchmarks)
