@@ -1,0 +1,30 @@
+"""Ways to compute a long convolution: each is right, or is not timed."""
+
+import sys
+
+import pytest
+import torch
+
+from benchmarks import long_convolution
+
+SMALL = ["--device", "cpu", "--lengths", "40", "--channels", "8", "--size", "19"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", [long_convolution.transform, long_convolution.cudnn])
+def test_ways_are_right(way, dtype):
+    x = long_convolution.inputs(2, 40, 8, 19, dtype, torch.device("cpu"))
+    assert long_convolution.worst(way, *x) <= long_convolution.ALLOWED
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda way: way)
+    monkeypatch.setattr(long_convolution, "ROWS", 2)
+    monkeypatch.setattr(
+        long_convolution, "cudnn", lambda x, weight: long_convolution.exact(x, weight).roll(1, 1)
+    )
+    monkeypatch.setattr(sys, "argv", ["", *SMALL])
+    long_convolution.main()
+    said = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [line[3] for line in said if "not" in line] == ["cudnn", "cudnn"]
+    assert len(said) == 6
