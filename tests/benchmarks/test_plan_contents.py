@@ -109,6 +109,8 @@ def test_the_commands_beside_tables_make_runs():
         parser = time_slice.parser("", "", plans)
         parts = parser.parse_args(shlex.split(command[2])).plan.split(",")
         every = {e.name: e for part in parts for e in plans[part]}
+        if name == "language":  # of the study for CPU cores, this table has what is causal
+            every = {n: e for n, e in every.items() if (e.plan, e.column) != ("cosine", "mlm")}
         rows = [line.split(" | ") for line in table.splitlines() if "`--only " in line]
         for row in rows:
             args = parser.parse_args(shlex.split(f"{command[2]} {row[-1].strip(' |`')}"))
