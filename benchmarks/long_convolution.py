@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.attention_operator import device_for
 from benchmarks.gpu_clock import Clock
 from benchmarks.terminal import Parser, plain, seconds
-from cosformer.nn import ShortConvolution, convolution
+from cosformer.nn import convolution
 from cosformer.ops.backends import runs_triton
 
 ROWS = 64
@@ -35,11 +35,9 @@ ALLOWED = 4.0
 
 
 def transform(x: Tensor, weight: Tensor) -> Tensor:
-    layer = ShortConvolution(x.shape[2], weight.shape[1], causal=False).to(x.device)
-    with torch.no_grad():
-        del layer.weight
-    layer.weight = weight  # type: ignore[assignment]
-    return layer(x)[0]
+    """As `ShortConvolution` computes it."""
+    around = F.pad(x, (0, 0, weight.shape[1] // 2, weight.shape[1] // 2))
+    return (x + convolution._convolved(around, weight, x.shape[1])).to(x.dtype)
 
 
 def cudnn(x: Tensor, weight: Tensor) -> Tensor:
@@ -60,7 +58,8 @@ def exact(x: Tensor, weight: Tensor) -> Tensor:
     """Written out."""
     size, length = weight.shape[1], x.shape[1]
     around = F.pad(x, (0, 0, size // 2, size // 2))
-    return x + sum(around[:, size - 1 - i : size - 1 - i + length] * weight[:, i] for i in range(size))
+    y = sum(around[:, size - 1 - i : size - 1 - i + length] * weight[:, i] for i in range(size))
+    return (x + y).to(x.dtype)
 
 
 Way = Callable[[Tensor, Tensor], Tensor]
@@ -99,15 +98,17 @@ def main() -> None:
     if runs_triton(device):
         ways["kernel"] = kernel
     clock = Clock(device) if device.type == "cuda" else _clock
-    convolution.USE_KERNEL = False
+    torch.backends.cudnn.allow_tf32 = False  # which is not float32
     lines = []
-    sizes = product(args.lengths.split(","), args.channels.split(","), (torch.bfloat16, torch.float32))
-    for length, channels, dtype in sizes:
-        shape = (int(length), int(channels), args.size, dtype, device)
+    lengths, channels_of = (_numbers(p, name, getattr(args, name)) for name in ("lengths", "channels"))
+    if args.size < 1 or args.size % 2 == 0:
+        p.error(f"--size must be odd and positive, but got {args.size}")
+    for length, channels, dtype in product(lengths, channels_of, (torch.bfloat16, torch.float32)):
+        shape = (length, channels, args.size, dtype, device)
         for name, way in ways.items():
             torch.manual_seed(0)
             error = worst(way, *inputs(2, *shape))
-            cells = [length, channels, str(dtype).removeprefix("torch."), name, f"{error:.2g}"]
+            cells = [str(length), str(channels), str(dtype).removeprefix("torch."), name, f"{error:.2g}"]
             if not error <= ALLOWED:
                 lines.append([*cells, "not right", "-"])
                 continue
@@ -117,6 +118,12 @@ def main() -> None:
             total = clock(partial(both, way, x, weight, g))
             lines.append([*cells, seconds(forward), seconds(total)])
     print(plain(("length", "channels", "dtype", "way", "error", "forward", "forward and backward"), lines))
+
+
+def _numbers(p: Parser, name: str, words: str) -> list[int]:
+    if not all(word.isdigit() and int(word) > 0 for word in words.split(",")):
+        p.error(f"--{name} must be positive numbers with commas between them, but got {words!r}")
+    return [int(word) for word in words.split(",")]
 
 
 def _clock(work: Callable[[], object]) -> float:

@@ -28,3 +28,19 @@ def test_what_is_wrong_is_not_timed(monkeypatch, capsys):
     said = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
     assert [line[3] for line in said if "not" in line] == ["cudnn", "cudnn"]
     assert len(said) == 6
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--lengths", "64,x", "--lengths must be positive numbers with commas between them, but got '64,x'"),
+        ("--channels", "0", "--channels must be positive numbers"),
+        ("--size", "4", "--size must be odd and positive, but got 4"),
+    ],
+)
+def test_mistakes(option, value, says, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["", *SMALL, option, value])
+    with pytest.raises(SystemExit) as left:
+        long_convolution.main()
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err

@@ -143,6 +143,21 @@ def test_weights_that_others_start_from_are_made_again(tmp_path):
     assert states(known) == ["to be run", waits]
 
 
+def test_weights_are_not_made_for_runs_that_are_not_needed(tmp_path):
+    """Further seeds of what was not the best."""
+    second, first = tiny_plan.chained()
+    low, high, _ = tiny_plan.three()
+    seed = dataclasses.replace(second, tries=(low.name, high.name), repeats=high.name)
+    known = [
+        _record(e.name, score, 1e-3) | {"settings": build(e, {}).to_dict(), "date": "2026"}
+        for e, score in ((low, 0.6), (high, 0.5), (first, 0.5))
+    ]
+    plan = Scheduler([seed, first], tmp_path, tmp_path / "out", known, 1, 8.0, time.monotonic() + 60)
+    plan.look()
+    assert plan.state[seed.name].startswith("not needed")
+    assert plan.state[first.name] == "recorded"
+
+
 def test_what_a_run_starts_from_comes_with_it(tmp_path, capsys):
     said = here(tmp_path, capsys, "chained", "--only", "second", "--dry-run")
     assert "tiny/mqar/first" in said.split("Data files")[0]

@@ -37,6 +37,10 @@ def test_the_quality_in_the_readme_is_that_of_the_records():
 
     assert f"has {times(hybrid)} the bits of softmax" in text
     assert f"cosFormer has {times(windows)} its bits" in text
+    short = {r["experiment"]["row"] for r in plan_records("enwik8") if r["experiment"]["column"] == "short"}
+    windowed = [row for row in short if row.startswith(("windows", "growing", "one softmax layer"))]
+    assert f"tokens {len(windowed)} variants with windows were run, and four of softmax" in text
+    assert sum(row.startswith("softmax") for row in short) == 4
     longer = [mean(bits("T = 8,192", name, "valid")) for name in (hybrid, "softmax, rotary")]
     assert f"{longer[0]:.3f} bits on validation where softmax has {longer[1]:.3f}" in text
     without, cosine = (
