@@ -36,8 +36,9 @@ def failing():
 
 
 def cut():
-    """The first one is still training when the second one ends."""
-    return [_entry("long", steps=500, eval_every=500, save_every=500), _entry("low"), _entry("high", seed=1)]
+    """One after the other, the second one trains long after its first checkpoint."""
+    long = _entry("long", steps=4000, eval_every=4000, save_every=100, log_every=80)
+    return [_entry("low"), long, _entry("high", seed=1)]
 
 
 def chained():
