@@ -10,28 +10,9 @@ from transformers.utils import can_return_tuple
 
 from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.config import CosformerConfig
+from cosformer.models.keywords import CACHE, refuse_packing, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.pooling import pool
-
-CACHE = ("past_key_values", "use_cache")
-
-
-def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
-    """For heads with one output per row."""
-    for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids"):
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{name} must be left out: {type(head).__name__} reads one sequence a row; pad the batch and "
-                "give attention_mask."
-            )
-
-
-def refuse_unread(head: nn.Module, kwargs: dict[str, Any], *more: str) -> None:
-    """For heads without a cache or without cross-attention: neither is dropped without a word."""
-    for name in ("encoder_hidden_states", *more):
-        given = kwargs.get(name)
-        if given is not None and given is not False:
-            raise ValueError(f"{name} must be left out: {type(head).__name__} does not read it.")
 
 
 class _Classifier(CosformerPreTrainedModel):

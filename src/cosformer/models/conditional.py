@@ -12,6 +12,7 @@ from cosformer.models.cache import CosformerCache
 from cosformer.models.config import CosformerConfig
 from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel, with_both_sides
 from cosformer.models.generation import StatefulGenerationMixin
+from cosformer.models.keywords import PACKING, refuse_misspelt
 from cosformer.models.targets import real_targets, without
 from cosformer.nn import chunked_cross_entropy
 
@@ -63,6 +64,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         """As `CosformerEncoderDecoderModel.forward`; labels [B, T] are the target, -100 where no loss is
         wanted, and make decoder_input_ids where those are left out. Columns that decoder_attention_mask hides
         have no loss."""
+        refuse_misspelt(self, kwargs)
         if decoder_input_ids is None and decoder_inputs_embeds is None:
             if labels is None:
                 raise ValueError(
@@ -70,7 +72,6 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     "whole target to learn from."
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        positions = ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids")
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -82,7 +83,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             decoder_inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
-            **{name: kwargs.get(name) for name in (*positions, "output_attentions")},
+            **{name: kwargs.get(name) for name in (*PACKING, "output_attentions")},
             return_dict=True,
         )
         logits = loss = None

@@ -9,6 +9,7 @@ from transformers.utils import can_return_tuple
 from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, layers_that_decode
 from cosformer.models.config import CosformerConfig
+from cosformer.models.keywords import PACKING, refuse_misspelt
 from cosformer.models.model import CosformerModel
 
 
@@ -75,7 +76,8 @@ class CosformerEncoderDecoderModel(CosformerPreTrainedModel):
             encoder_outputs: of an earlier call, in place of the source.
             past_key_values: the cache of earlier tokens, the encoder's memory included.
         """
-        for name in ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids"):
+        refuse_misspelt(self, kwargs)
+        for name in PACKING:
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} must be left out of an encoder-decoder: pad the batch instead.")
         if decoder_input_ids is None and decoder_inputs_embeds is None:

@@ -9,9 +9,9 @@ from transformers.utils import can_return_tuple
 from cosformer.distributed.exchange import group_sum
 from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
-from cosformer.models.classification import CACHE, refuse_unread
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
+from cosformer.models.keywords import CACHE, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count

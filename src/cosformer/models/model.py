@@ -15,6 +15,7 @@ from cosformer.models.base import CosformerLayer, CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
+from cosformer.models.keywords import refuse_misspelt
 from cosformer.models.layout import Layout
 from cosformer.models.step import fast_step
 from cosformer.nn import CrossAttentionState, build_norm
@@ -90,6 +91,7 @@ class CosformerModel(CosformerPreTrainedModel):
             use_cache: return the cache after this call.
             only_state: only the cache is used, and no output; a row may then have no token in this call.
         """
+        refuse_misspelt(self, kwargs)
         output_hidden_states = self.hidden_states_wanted(output_hidden_states, output_attentions)
         if self.sequence_group is not None:
             from cosformer.models import split

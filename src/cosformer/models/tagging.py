@@ -8,8 +8,8 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput, TokenCla
 from transformers.utils import can_return_tuple
 
 from cosformer.models.base import CosformerPreTrainedModel
-from cosformer.models.classification import CACHE, refuse_packing, refuse_unread
 from cosformer.models.config import CosformerConfig
+from cosformer.models.keywords import CACHE, refuse_packing, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.targets import real_targets, without
 

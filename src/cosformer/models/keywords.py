@@ -1,0 +1,47 @@
+"""Keywords that a head of ours takes because transformers passes them, and what is refused among them."""
+
+import inspect
+from difflib import get_close_matches
+from typing import Any
+
+from torch import nn
+
+PACKING = ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids")
+CACHE = ("past_key_values", "use_cache")
+# What some head reads without naming it in its signature, and what transformers hands to every model.
+_KNOWN = frozenset(
+    (
+        *PACKING, *CACHE, "encoder_hidden_states", "encoder_attention_mask", "output_hidden_states",
+        "output_attentions", "return_dict", "shift_labels", "ignore_index", "num_items_in_batch",
+        "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "token_type_ids", "cache_position",
+    )
+)  # fmt: skip
+_ALIKE = 0.85  # of get_close_matches: a letter or an underscore more or less, not another word
+
+
+def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
+    """For heads with one output per row."""
+    for name in PACKING[:3]:
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{name} must be left out: {type(head).__name__} reads one sequence a row; pad the batch and "
+                "give attention_mask."
+            )
+
+
+def refuse_unread(head: nn.Module, kwargs: dict[str, Any], *more: str) -> None:
+    """For heads without a cache or without cross-attention: neither is dropped without a word. Nor is a name
+    that is nearly one of the head's arguments; other unknown ones are, as transformers does."""
+    for name in ("encoder_hidden_states", *more):
+        given = kwargs.get(name)
+        if given is not None and given is not False:
+            raise ValueError(f"{name} must be left out: {type(head).__name__} does not read it.")
+    refuse_misspelt(head, kwargs)
+
+
+def refuse_misspelt(head: nn.Module, kwargs: dict[str, Any]) -> None:
+    for name in kwargs:
+        if name not in _KNOWN:
+            known = [*inspect.signature(type(head).forward).parameters, *_KNOWN]
+            for meant in get_close_matches(name, known, 1, _ALIKE):
+                raise TypeError(f"{type(head).__name__} has no argument {name!r}: do you mean {meant!r}?")
