@@ -7,9 +7,9 @@ falling to zero at W (the cosine), and boxes whose weights add up to as much as 
 without and with the same windows beside them. Then the other weights of the paper's tables, with rotary
 positions; and what this library adds to windows, at equal parameters: a gate and norms, which softmax is
 given too, and one layer of softmax. In both directions, over masked bytes of WikiText-2, those rows once more
-that answer the same questions, all with rotary positions: a window that looks both ways weighs what is ahead
-as what is behind, and a model with nothing else cannot tell a text from its mirror image. What that costs is
-the rows without positions.
+that answer the same questions, and the other weights of the paper's tables, all with rotary positions: a
+window that looks both ways weighs what is ahead as what is behind, and a model with nothing else cannot tell
+a text from its mirror image. What that costs is the rows without positions.
 """
 
 import dataclasses
@@ -36,6 +36,7 @@ def box_of(window: int) -> int:
     return round(total) if total <= 256 else 64 * round(total / 64)
 
 
+PUBLISHED = ("leaky_relu", "identity", "linear", "performer", "rfa")
 _GATED: dict[str, Any] = defaults.recommended(WIDTH, HEADS, 4 * WIDTH) | _WINDOWED
 # Row: the attention, and what of the model is its own.
 ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
@@ -48,7 +49,7 @@ ROWS: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "cosine, windows": ("cosformer", _WINDOWED),
     "softmax": ("softmax", _ROTARY),
     "softmax, windows": ("softmax", {**_ROTARY, **_WINDOWED}),
-    **{name: (name, _ROTARY) for name in ("leaky_relu", "identity", "linear", "performer", "rfa")},
+    **{name: (name, _ROTARY) for name in PUBLISHED},
     "cosine, windows, gate and norms": ("cosformer", _GATED),
     "softmax, windows, gate and norms": ("softmax", {**_GATED, **_ROTARY}),
     "cosine, windows, gate and norms; one softmax layer": (
@@ -63,7 +64,7 @@ BLIND = "; no positions"
 MASKED = (
     "relu", "cosine, M = T", "relu, windows", "cosine, windows", "softmax", "softmax, windows",
     "cosine, windows, gate and norms", "softmax, windows, gate and norms",
-    "cosine, windows, gate and norms; one softmax layer",
+    "cosine, windows, gate and norms; one softmax layer", *PUBLISHED,
     *(f"{row}{BLIND}" for row in (
         "relu, windows", "cosine, windows", "cosine, windows, gate and norms",
         "cosine, windows, gate and norms; one softmax layer",
