@@ -39,6 +39,17 @@ def test_the_whole_run_is_shown(capsys):
     assert shown["model"]["num_hidden_layers"] == 2, "what was not said stays the recipe's"
 
 
+def test_the_whole_run_is_shown_where_data_are_missing(capsys, monkeypatch, tmp_path):
+    for variable in ("COSFORMER_DATA", "COSFORMER_CACHE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    assert main(["train", "wikitext2", "--print_config", "steps=6"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["steps"] == 6
+    assert "The settings of the model were not checked: wikitext-2/wiki.train.tokens" in said.err
+    assert main(["train", "wikitext2", "--print_config", "steps=-1"]) == 2
+    assert main(["train", "wikitext2"]) == 2, "to train, data are needed"
+
+
 def test_a_comparison_leaves_records_and_a_page(compared):
     kept = [json.loads(line) for line in (compared / "r.jsonl").read_text().splitlines()]
     assert [r["mechanism"] for r in kept] == ["cosformer", "relu"]

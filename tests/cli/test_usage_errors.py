@@ -1,6 +1,8 @@
 """No mistake of a user's shows a traceback: one sentence that says what to do, and exit code 2."""
 
+import errno
 import json
+import os
 import re
 import shutil
 import sys
@@ -56,6 +58,11 @@ def written(tmp_path, name, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
+
+
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
 
 
 def results(tmp_path, line):
@@ -128,6 +135,11 @@ MISTAKES = {
         "none.txt does not exist",
     ),
     "a folder for a context": (lambda s, t: ["generate", s, "--context", t], "is a folder"),
+    "a pipe for a context": (lambda s, t: ["generate", s, "--context", pipe(t)], "pipe is no ordinary file"),
+    "a folder of the system's": (
+        lambda s, t: ["train", "mqar", "--scale", "tiny", "--results", "/proc/x.jsonl"],
+        "the folder /proc may not be written to",
+    ),
     "a context that is no text": (
         lambda s, t: ["generate", s, "--context", written(t, "x", b"\xff\xfe\x00")],
         "not text in UTF-8",
@@ -141,6 +153,7 @@ MISTAKES = {
     "half a token": (lambda s, t: ["generate", s, "--tokens", "0.5"], "not '0.5'"),
     "cold": (lambda s, t: ["generate", s, "--temperature", "-1"], "a number above 0"),
     "warm words": (lambda s, t: ["generate", s, "--temperature", "warm"], "not 'warm'"),
+    "the likeliest of three": (lambda s, t: ["generate", s, "--greedy", "--top_k", "3"], "with no --top_k"),
     "more than everything": (lambda s, t: ["generate", s, "--top_p", "2"], "at most 1"),
     "an option without its value": (lambda s, t: ["generate", s, "--prompt"], "--prompt"),
     "no such device": (lambda s, t: ["generate", s, "--device", "toaster"], "toaster is not a device"),
@@ -408,7 +421,10 @@ def test_without_transformers(arguments, saved, tmp_path, capsys, monkeypatch):
 
 
 def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: False)
+    def refuse(dir):
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+
+    monkeypatch.setattr("cosformer.cli.errors.TemporaryFile", refuse)
     code, said = run(capsys, ["demo", "--out", tmp_path])
     assert code == 2
     assert "may not be written to" in said

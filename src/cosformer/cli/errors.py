@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
 
 class UsageError(Exception):
@@ -81,8 +82,10 @@ KEPT = "results finished before are complete, for files are replaced only by fin
 def readable_file(option: str, path: Path) -> Path:
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; a file is expected.")
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{option} {path} does not exist.")
+    if not path.is_file():
+        raise UsageError(f"{option} {path} is no ordinary file; give another one.")
     if not os.access(path, os.R_OK):
         raise UsageError(f"{option} {path} may not be read.")
     return path
@@ -96,8 +99,13 @@ def writable_folder(option: str, path: Path) -> Path:
         raise UsageError(f"{option} {path} is a file; a folder is expected.") from None
     except OSError as error:
         raise UsageError(f"{option} {path} cannot be made: {_reason(error)}.") from None
-    if not os.access(path, os.W_OK):
-        raise UsageError(f"{option} {path} may not be written to.")
+    try:
+        with TemporaryFile(dir=path):  # os.access says yes to an administrator, even of /proc
+            pass
+    except OSError as error:
+        if full_disk(error):
+            raise
+        raise UsageError(f"{option} {path} may not be written to.") from None
     return path
 
 

@@ -32,6 +32,7 @@ EXAMPLES = """examples:
 
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LONGEST = 1 << 30  # bytes of a context
+TEMPERATURE = 0.8
 CHUNK = 2048  # tokens of a chunk of the context
 
 
@@ -40,7 +41,7 @@ def arguments(p: Parser) -> None:
     p.add_argument("--prompt", default="", help="the text to continue")
     p.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before the prompt")
     p.add_argument("--tokens", type=positive_int, default=200, help="how many to make (default: 200)")
-    p.add_argument("--temperature", type=number(0, 100), default=0.8, help="default: 0.8")
+    p.add_argument("--temperature", type=number(0, 100), help=f"default: {TEMPERATURE}")
     p.add_argument("--top_k", type=positive_int, help="sample among the K most likely (default: all)")
     p.add_argument(
         "--top_p", type=number(0, 1), help="sample among the most likely of this share (default: all)"
@@ -216,7 +217,7 @@ def _file(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
         raise UsageError(f"--prompts needs an attention that carries a state, and {unable!r} does not.")
     choice = Choice(greedy=True)
     if not args.greedy:
-        choice = Choice(False, args.temperature, args.top_k, args.top_p, args.seed)
+        choice = Choice(False, args.temperature or TEMPERATURE, args.top_k, args.top_p, args.seed)
     return generate_file.run(args, model, tokenizer, choice)
 
 
@@ -229,6 +230,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"there is no folder {args.folder}; give one that `cosformer train` or `cosformer demo` wrote."
         )
+    drawn = [name for name in ("temperature", "top_k", "top_p") if getattr(args, name) is not None]
+    if args.greedy and drawn:
+        raise UsageError(f"--greedy goes with no --{drawn[0]}: it takes the likeliest token and draws none.")
     import torch
 
     device = devices.choose(args.device)
@@ -253,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.greedy:
         how = {
             "do_sample": True,
-            "temperature": args.temperature,
+            "temperature": args.temperature or TEMPERATURE,
             "top_k": args.top_k or 0,
             "top_p": args.top_p or 1.0,
         }

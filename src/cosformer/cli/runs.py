@@ -4,6 +4,7 @@ training ends early."""
 import argparse
 import json
 import shlex
+import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,8 +61,17 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def build(recipe: str, scale: str, attention: str, words: Sequence[str], option: str = "--attention") -> Any:
-    """The run of a recipe; its errors are UsageErrors. `option` is the one that names the attention."""
+def build(
+    recipe: str,
+    scale: str,
+    attention: str,
+    words: Sequence[str],
+    option: str = "--attention",
+    *,
+    needs_data: bool = True,
+) -> Any:
+    """The run of a recipe; its errors are UsageErrors. `option` is the one that names the attention. Without
+    `needs_data`, missing data are no error: stderr says that the model's settings were not checked."""
     settings = overrides(words)
     try:
         recipe_files.check(recipe)
@@ -69,6 +79,7 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
         raise UsageError(str(error)) from None
     with needs_models():
         from cosformer.attention import names
+        from cosformer.tasks import DataError
         from cosformer.tasks import build as build_task
         from cosformer.training import model
         from cosformer.training.recipes import RECOMMENDED
@@ -81,14 +92,18 @@ def build(recipe: str, scale: str, attention: str, words: Sequence[str], option:
         if attention not in known:  # a recipe may bring its own
             hint = did_you_mean(attention, known) or f" There are {', '.join(known)}."
             raise UsageError(f"{option}: {attention!r} is not known.{hint}")
-        # Wrong settings of the task or of the model raise here, and not in the middle of a run.
-        task = build_task(run.task, **run.task_settings)
-        model.refuse_what_does_not_fit(run, task)
-        model.initial(run)
         if run.compile and run.compile_backend not in (backends := _compilers()):
             raise ValueError(
                 f"compile_backend must be one of {', '.join(backends)}, but got {run.compile_backend!r}."
             )
+        try:  # Wrong settings of the task or of the model raise here, and not in the middle of a run.
+            task = build_task(run.task, **run.task_settings)
+            model.refuse_what_does_not_fit(run, task)
+            model.initial(run)
+        except DataError as error:
+            if needs_data:
+                raise
+            print(f"The settings of the model were not checked: {error}", file=sys.stderr)
     except (ValueError, TypeError, FileNotFoundError) as error:
         raise UsageError(str(error)) from None
     except (SyntaxError, ImportError) as error:

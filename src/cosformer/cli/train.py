@@ -42,13 +42,14 @@ def arguments(p: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    chosen = runs.build(args.recipe, args.scale, args.attention, args.settings)
+    show = args.print_config
+    chosen = runs.build(args.recipe, args.scale, args.attention, args.settings, needs_data=not show)
     name = f"{Path(args.recipe).stem}-{args.scale}-{args.attention}-{chosen.seed}"
     folder = args.folder or Path("runs") / (name + ("-pretrained" if args.pretrain else ""))
     first = None
     if args.pretrain:
         first, chosen = _with_pretraining(chosen, args.pretrain, before := _before(folder))
-    if args.print_config:
+    if show:
         print(json.dumps(chosen.to_dict(), indent=1))
         return 0
     again = ["cosformer", "train", args.recipe, *runs.repeated(args.settings), "--scale", args.scale]
