@@ -11,11 +11,12 @@ from cosformer.models import CosformerForCausalLM, byte_tokenizer
 def test_context_and_prompt_are_read_as_one(chunk, saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generate, "CHUNK", chunk)
     context = tmp_path / "context.txt"
-    context.write_text("Wer reitet so spät durch Nacht und Wind?\n")
+    text = "Wer reitet so spät\r\ndurch Nacht und Wind?\n"  # line ends of either kind stay as they are
+    context.write_bytes(text.encode())
     arguments = [str(saved), "--context", str(context), "--prompt", "Es ist", "--tokens", "20", "--greedy"]
     assert main(["generate", *arguments]) == 0
     tokenizer, model = byte_tokenizer(), CosformerForCausalLM.from_pretrained(saved).eval()
-    ids = tokenizer(context.read_text() + "Es ist", return_tensors="pt")["input_ids"]
+    ids = tokenizer(text + "Es ist", return_tensors="pt")["input_ids"]
     whole = model.generate(ids, max_new_tokens=20, do_sample=False, use_cache=False)
     assert len(whole[0]) > ids.shape[1] + 5
     said = capsys.readouterr()

@@ -47,6 +47,20 @@ def test_nothing_heavy_is_imported_for_an_answer(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("redirected", ["| cat", ">&-"])
+def test_output_that_takes_no_or_few_characters(redirected, tmp_path):
+    """A terminal in ASCII gets question marks; a closed output is no error."""
+    program = (
+        "import sys; from cosformer.cli import main, info; info.run = lambda _: print('\u00e9') or 0; main()"
+    )
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run(
+        ["sh", "-c", f"'{sys.executable}' program.py info {redirected}"],
+        cwd=tmp_path, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, capture_output=True,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == (b"?" if redirected == "| cat" else b"", b"")
+
+
 @pytest.mark.parametrize("words", [["--help"], ["generate", "nowhere"]])
 def test_within_a_second(words, tmp_path):
     took = []

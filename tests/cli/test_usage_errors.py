@@ -135,7 +135,10 @@ MISTAKES = {
         "none.txt does not exist",
     ),
     "a folder for a context": (lambda s, t: ["generate", s, "--context", t], "is a folder"),
-    "a pipe for a context": (lambda s, t: ["generate", s, "--context", pipe(t)], "pipe is no ordinary file"),
+    "a pipe for a context": (
+        lambda s, t: ["generate", s, "--context", pipe(t)],
+        "pipe is a pipe or a device",
+    ),
     "a folder of the system's": (
         lambda s, t: ["train", "mqar", "--scale", "tiny", "--results", "/proc/x.jsonl"],
         "the folder /proc may not be written to",
@@ -151,9 +154,17 @@ MISTAKES = {
     "too many tokens": (lambda s, t: ["generate", s, "--tokens", "5000"], "ask for fewer --tokens"),
     "no tokens": (lambda s, t: ["generate", s, "--tokens", "0"], "a positive whole number is expected"),
     "half a token": (lambda s, t: ["generate", s, "--tokens", "0.5"], "not '0.5'"),
-    "cold": (lambda s, t: ["generate", s, "--temperature", "-1"], "a number above 0"),
+    "cold": (lambda s, t: ["generate", s, "--temperature", "-1"], "a number above 0.001"),
     "warm words": (lambda s, t: ["generate", s, "--temperature", "warm"], "not 'warm'"),
     "the likeliest of three": (lambda s, t: ["generate", s, "--greedy", "--top_k", "3"], "with no --top_k"),
+    "a seed of the likeliest": (lambda s, t: ["generate", s, "--greedy", "--seed", "1"], "with no --seed"),
+    "colder than cold": (lambda s, t: ["generate", s, "--temperature", "1e-43"], "a number above 0.001"),
+    "a batch of one text": (lambda s, t: ["generate", s, "--batch_size", "2"], "is for --prompts"),
+    "a field of other models": (lambda s, t: ["train", "mqar", "model.dtype=bogus"], "has no field 'dtype'"),
+    "a field with a typo and no data": (
+        lambda s, t: ["train", "wikitext2", "--print_config", "model.hiden_size=64"],
+        "did you mean hidden_size?",
+    ),
     "more than everything": (lambda s, t: ["generate", s, "--top_p", "2"], "at most 1"),
     "an option without its value": (lambda s, t: ["generate", s, "--prompt"], "--prompt"),
     "no such device": (lambda s, t: ["generate", s, "--device", "toaster"], "toaster is not a device"),
@@ -175,6 +186,10 @@ MISTAKES = {
     "no such folder beside one that is there": (
         lambda s, t: [*results(t, json.dumps(RECORD)), "--benchmarks", t / "b"],
         "b: there is no such folder",
+    ),
+    "the usual folder, which is not there": (
+        lambda s, t: ["report", "--results", "results", "--benchmarks", written(t, "b/x.json", "{}").parent],
+        "--results results: there is no such folder",
     ),
     "a record cut short": (
         lambda s, t: results(t, json.dumps(RECORD) + "\n" + '{"task": '),

@@ -54,6 +54,17 @@ def test_an_old_folder_loads_as_the_model_it_was(tmp_path):
         assert again.config.eos_token_id == 258
 
 
+def test_every_way_to_read_a_file_gives_the_same(tmp_path):
+    write(tmp_path, OLD)
+    read = [
+        CosformerConfig.from_pretrained(tmp_path),
+        CosformerConfig.from_json_file(tmp_path / "config.json"),
+    ]
+    read.append(CosformerConfig.from_dict(OLD))
+    assert all(c.to_dict() == read[0].to_dict() for c in read)
+    assert (read[0].position, read[0].qk_norm) == ("none", False)
+
+
 def test_what_a_file_does_not_say_is_of_its_version(tmp_path, monkeypatch):
     """Defaults that have changed since: only files that were written with them get them."""
     changed = defaults.VERSIONS[1] | {"position": "learned", "conv_size": 4, "norm": "rms"}

@@ -36,6 +36,9 @@ def test_a_misspelt_argument_is_refused(name):
         ("attentionmask", "attention_mask"),
         ("attention_masks", "attention_mask"),
         ("input_embeds", "inputs_embeds"),
+        ("key_mask", "attention_mask"),
+        ("attn_mask", "attention_mask"),
+        ("lables", "labels"),
     ):
         with pytest.raises(TypeError, match=f"{name} has no argument '{misspelt}': do you mean '{meant}'?"):
             net(**given, **{misspelt: mask})
@@ -46,3 +49,18 @@ def test_what_other_models_take_is_no_misspelling(name):
     net = head(name)
     for other in (*TransformersKwargs.__annotations__, "token_type_ids", "head_mask", "foo"):
         net(**inputs(net), **{other: None})
+    net(**inputs(net), attn_mask=None, decoder_attention_mask=None, foo=1, is_causal=True)
+
+
+@pytest.mark.parametrize("name", ["CosformerModel", "CosformerForCausalLM", "CosformerForMaskedLM"])
+def test_what_a_model_does_not_know_is_one_graph_with_it(name):
+    net = head(name)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    compiled(**inputs(net), use_cache=False, is_causal=None, output_router_logits=False, foo=1)
+
+
+@pytest.mark.parametrize("name", ["CosformerForCausalLM", "CosformerForSequenceClassification"])
+def test_a_source_without_cross_attention_is_refused(name):
+    net = head(name)
+    with pytest.raises(ValueError, match="encoder_attention_mask must be left out"):
+        net(**inputs(net), encoder_attention_mask=torch.ones(2, 5))

@@ -1,10 +1,17 @@
 """What the losses of language models are told: labels, targets that are moved already, what is ignored."""
 
+import re
+
 import pytest
 import torch
 from torch.nn.functional import pad
 
-from cosformer.models import CosformerForCausalLM, CosformerForConditionalGeneration, CosformerForMaskedLM
+from cosformer.models import (
+    CosformerForCausalLM,
+    CosformerForConditionalGeneration,
+    CosformerForMaskedLM,
+    CosformerForTokenClassification,
+)
 from tests.models.tiny import build, close, tokens
 
 LOSSES = pytest.mark.parametrize("loss", ["cross_entropy", "one_vs_each"])
@@ -83,6 +90,27 @@ def test_labels_may_be_a_part_of_a_larger_tensor(loss):
     close(net(ids[:, :-1], labels=ids[:, 1:]).loss, net(ids[:, :-1], labels=ids[:, 1:].clone()).loss)
     both = build(CosformerForConditionalGeneration)
     close(both(ids, labels=ids[:, 1:]).loss, both(ids, labels=ids[:, 1:].clone()).loss)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "head", [CosformerForCausalLM, CosformerForMaskedLM, CosformerForTokenClassification]
+)
+def test_labels_of_another_shape_are_refused(head, masked):
+    """Those of one row would be spread over all rows by a mask."""
+    net, ids = build(head, num_labels=64), tokens(2, 9)
+    given = {"attention_mask": torch.ones(2, 9)} if masked else {}
+    for labels in (ids[:1], ids[:, 1:], ids[0]):
+        said = re.escape(f"[B, T] = [2, 9], one for each column of this call, but got {list(labels.shape)}")
+        with pytest.raises(ValueError, match=said):
+            net(ids, labels=labels, **given)
+
+
+def test_labels_of_another_length_than_the_decoder_reads_are_refused():
+    net, ids, mask = build(CosformerForConditionalGeneration), tokens(2, 9), torch.ones(2, 9)
+    for given in ({}, {"decoder_attention_mask": mask}):
+        with pytest.raises(ValueError, match=r"labels must have shape \[B, T\] = \[2, 9\]"):
+            net(ids, decoder_input_ids=ids, labels=ids[:, 1:], **given)
 
 
 @LOSSES

@@ -253,6 +253,25 @@ def test_the_trainer_trains_on_packed_documents(tmp_path):
 
 
 @pytest.mark.parametrize(("head", "task"), [x[:2] for x in LESSONS if x[2] in ({}, {"pooling": "mean"})])
+def test_the_trainer_accumulates(tmp_path, head, task):
+    """Four batches of two make the step of one of eight: its loss, and the size of its gradient."""
+    torch.manual_seed(0)
+    batch, made = task(8), []
+    rows = [{name: column[i] for name, column in batch.items()} for i in range(8)]
+    for accumulation in (1, 4):
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8 // accumulation,
+            gradient_accumulation_steps=accumulation, logging_steps=1, save_strategy="no", report_to=[],
+            use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        trainer = Trainer(build(head).train(), arguments, train_dataset=rows)
+        trainer.train()
+        told = trainer.state.log_history[0]
+        made.append(torch.tensor([told["loss"], float(told["grad_norm"])]))
+    close(made[1], made[0], 1e-3)  # the Trainer rounds them
+
+
+@pytest.mark.parametrize(("head", "task"), [x[:2] for x in LESSONS if x[2] in ({}, {"pooling": "mean"})])
 def test_the_trainer_evaluates(tmp_path, head, task):
     """A loss, and predictions for the metrics: of all rows, though batches are smaller."""
     torch.manual_seed(0)

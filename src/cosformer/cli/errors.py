@@ -85,7 +85,7 @@ def readable_file(option: str, path: Path) -> Path:
     if not path.exists():
         raise UsageError(f"{option} {path} does not exist.")
     if not path.is_file():
-        raise UsageError(f"{option} {path} is no ordinary file; give another one.")
+        raise UsageError(f"{option} {path} is a pipe or a device: write it to a file first.")
     if not os.access(path, os.R_OK):
         raise UsageError(f"{option} {path} may not be read.")
     return path

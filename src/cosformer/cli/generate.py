@@ -26,13 +26,13 @@ continues where an earlier one was stopped."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
-  cosformer generate demo/cosformer --prompt "import " --greedy --seed 1
+  cosformer generate demo/cosformer --prompt "import " --greedy
   cosformer generate demo/cosformer --prompts prompts.jsonl --out texts.jsonl --tokens 100
 """
 
 _ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 LONGEST = 1 << 30  # bytes of a context
-TEMPERATURE = 0.8
+TEMPERATURE, COLDEST = 0.8, 1e-3
 CHUNK = 2048  # tokens of a chunk of the context
 
 
@@ -41,13 +41,13 @@ def arguments(p: Parser) -> None:
     p.add_argument("--prompt", default="", help="the text to continue")
     p.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before the prompt")
     p.add_argument("--tokens", type=positive_int, default=200, help="how many to make (default: 200)")
-    p.add_argument("--temperature", type=number(0, 100), help=f"default: {TEMPERATURE}")
+    p.add_argument("--temperature", type=number(COLDEST, 100), help=f"default: {TEMPERATURE}")
     p.add_argument("--top_k", type=positive_int, help="sample among the K most likely (default: all)")
     p.add_argument(
         "--top_p", type=number(0, 1), help="sample among the most likely of this share (default: all)"
     )
     p.add_argument("--greedy", action="store_true", help="always the likeliest token")
-    p.add_argument("--seed", type=seed, default=0, help="default: 0")
+    p.add_argument("--seed", type=seed, help="default: 0")
     p.add_argument(
         "--prompts",
         type=Path,
@@ -55,7 +55,7 @@ def arguments(p: Parser) -> None:
         help='many texts: a line is {"prompt": "..."}, "id" if wanted',
     )
     p.add_argument("--out", type=Path, metavar="FILE.jsonl", help="where the texts of --prompts go")
-    p.add_argument("--batch_size", type=positive_int, default=16, help="of --prompts (default: 16)")
+    p.add_argument("--batch_size", type=positive_int, help=f"of --prompts (default: {generate_file.BATCH})")
     devices.add(p)
 
 
@@ -217,7 +217,8 @@ def _file(args: argparse.Namespace, model: Any, tokenizer: Any) -> int:
         raise UsageError(f"--prompts needs an attention that carries a state, and {unable!r} does not.")
     choice = Choice(greedy=True)
     if not args.greedy:
-        choice = Choice(False, args.temperature or TEMPERATURE, args.top_k, args.top_p, args.seed)
+        temperature = args.temperature or TEMPERATURE
+        choice = Choice(False, temperature, args.top_k, args.top_p, args.seed or 0)
     return generate_file.run(args, model, tokenizer, choice)
 
 
@@ -230,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"there is no folder {args.folder}; give one that `cosformer train` or `cosformer demo` wrote."
         )
-    drawn = [name for name in ("temperature", "top_k", "top_p") if getattr(args, name) is not None]
+    drawn = [x for x in ("temperature", "top_k", "top_p", "seed") if getattr(args, x) is not None]
     if args.greedy and drawn:
         raise UsageError(f"--greedy goes with no --{drawn[0]}: it takes the likeliest token and draws none.")
     import torch
@@ -245,14 +246,14 @@ def run(args: argparse.Namespace) -> int:
                 f"--context {path} has {path.stat().st_size:,} bytes; at most {LONGEST:,} are read."
             )
         try:
-            context = path.read_text(encoding="utf-8")
+            context = path.read_bytes().decode("utf-8")  # line ends as they are
         except UnicodeDecodeError as error:
             raise UsageError(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
     model, tokenizer = load(args.folder, device, getattr(torch, args.dtype))
     if args.prompts is not None:
         return _file(args, model, tokenizer)
     ids = encode(tokenizer, model.config, context + args.prompt, args.tokens)
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed or 0)
     how: dict[str, Any] = {"do_sample": False}
     if not args.greedy:
         how = {

@@ -14,6 +14,7 @@ from cosformer.cli.errors import Stopped, UsageError, readable_file, writable_fi
 from cosformer.terminal import Progress
 
 LARGEST = 1 << 30  # bytes of a file of prompts or texts
+BATCH = 16  # prompts
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,8 @@ def check(args: argparse.Namespace) -> None:
     if args.prompts is None:
         if args.out is not None:
             raise UsageError("--out is for --prompts FILE.jsonl; a single text goes to the terminal.")
+        if args.batch_size is not None:
+            raise UsageError("--batch_size is for --prompts FILE.jsonl; a single text is no batch.")
         return
     if args.prompt or args.context is not None:
         raise UsageError("--prompts goes with neither --prompt nor --context: each line has its own prompt.")
@@ -155,9 +158,8 @@ def _in_order(
                 numbers.append(number)
                 prompts.append(ids)
     finished: dict[int, dict[str, Any]] = {}
-    made = generate_many(
-        model, prompts, tokens=args.tokens, batch_size=args.batch_size, choice=choice, numbers=numbers
-    )
+    size = args.batch_size or BATCH
+    made = generate_many(model, prompts, tokens=args.tokens, batch_size=size, choice=choice, numbers=numbers)
     for number in range(begun, len(lines)):
         while "error" not in lines[number] and number not in finished:
             other, tokens = next(made)

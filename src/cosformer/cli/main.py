@@ -1,6 +1,7 @@
 """The command itself: its subcommands, and how their errors are reported."""
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -73,6 +74,8 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code: 0, 1 (it failed), 2 (a mistake), 130 (Ctrl-C)."""
+    if arguments is None:
+        _prepare_output()
     words = list(sys.argv[1:] if arguments is None else arguments)
     p = parser()
     if not words:
@@ -109,6 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not full_disk(error):
             raise
         return _say(args.command, about(OSError(errno.ENOSPC, "no space left")), 2)
+
+
+def _prepare_output() -> None:
+    """A closed output takes everything, and characters that its encoding lacks become question marks."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _say(command: str, sentence: str, code: int) -> int:

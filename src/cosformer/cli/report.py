@@ -14,15 +14,14 @@ EXAMPLES = """examples:
   cosformer report
   cosformer report --results results --out site
 """
-DEFAULTS = Path("results"), Path("benchmarks/reports")
+DEFAULTS = {"results": Path("results"), "benchmarks": Path("benchmarks/reports")}
 
 
 def arguments(p: Parser) -> None:
-    results, benchmarks = DEFAULTS
-    p.add_argument("--results", type=Path, default=results, help=f"records of runs (default: {results})")
-    p.add_argument(
-        "--benchmarks", type=Path, default=benchmarks, help=f"records of benchmarks (default: {benchmarks})"
-    )
+    for name, what in (("results", "runs"), ("benchmarks", "benchmarks")):
+        p.add_argument(
+            f"--{name}", type=Path, help=f"folder of the records of {what} (default: {DEFAULTS[name]})"
+        )
     p.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
 
 
@@ -31,21 +30,22 @@ def run(args: argparse.Namespace) -> int:
     from cosformer.report.records import RecordError
     from cosformer.report.write import report, write
 
-    given = {"--results": args.results, "--benchmarks": args.benchmarks}
-    for option, folder in given.items():
+    given = {name: getattr(args, name) for name in DEFAULTS}
+    results, benchmarks = (given[name] or default for name, default in DEFAULTS.items())
+    for name, folder in (("results", results), ("benchmarks", benchmarks)):
         if folder.is_file():
-            raise UsageError(f"{option} {folder} is a file; the folder of the records is expected.")
-    if not args.results.is_dir() and not args.benchmarks.is_dir():
+            raise UsageError(f"--{name} {folder} is a file; the folder of the records is expected.")
+    if not results.is_dir() and not benchmarks.is_dir():
         raise UsageError(
-            f"there are no records: neither the folder {args.results} nor {args.benchmarks} exists. Run this "
-            "in the root of the project, or say where they are with --results and --benchmarks."
+            f"there are no records: neither the folder {results} nor {benchmarks} exists. Run this in the "
+            "root of the project, or say where they are with --results and --benchmarks."
         )
-    for option, folder in given.items():
-        if folder not in DEFAULTS and not folder.is_dir():
-            raise UsageError(f"{option} {folder}: there is no such folder.")
+    for name, folder in given.items():
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"--{name} {folder}: there is no such folder.")
     try:
-        with told(f"a record in {args.results} or {args.benchmarks}"):
-            document = report(args.results, args.benchmarks)
+        with told(f"a record in {results} or {benchmarks}"):
+            document = report(results, benchmarks)
             written = write(document, writable_folder("--out", args.out))
     except RecordError as error:
         raise UsageError(str(error)) from None

@@ -96,10 +96,11 @@ def build(
             raise ValueError(
                 f"compile_backend must be one of {', '.join(backends)}, but got {run.compile_backend!r}."
             )
-        try:  # Wrong settings of the task or of the model raise here, and not in the middle of a run.
-            task = build_task(run.task, **run.task_settings)
-            model.refuse_what_does_not_fit(run, task)
-            model.initial(run)
+        # Wrong settings of the task or of the model raise here, and not in the middle of a run.
+        model.initial(run)
+        model.refuse_unknown(run)
+        try:
+            model.refuse_what_does_not_fit(run, build_task(run.task, **run.task_settings))
         except DataError as error:
             if needs_data:
                 raise

@@ -18,6 +18,8 @@ from cosformer.models.pooling import pool
 class _Classifier(CosformerPreTrainedModel):
     """The model, pooling, and a classifier over a number of pooled features."""
 
+    accepts_loss_kwargs = False  # the loss is a mean over rows: the Trainer divides it by accumulation steps
+
     def __init__(self, config: CosformerConfig):
         super().__init__(config.for_head(type(self).__name__, causal=None))
         self.num_labels = config.num_labels

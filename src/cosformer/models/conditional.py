@@ -13,7 +13,7 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel, with_both_sides
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.keywords import PACKING, refuse_misspelt
-from cosformer.models.targets import real_targets, without
+from cosformer.models.targets import real_targets
 from cosformer.nn import chunked_cross_entropy
 
 
@@ -87,11 +87,12 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             return_dict=True,
         )
         logits = loss = None
+        hidden, chunk = outputs.last_hidden_state, self.config.loss_chunk
         # Decoder inputs are the labels moved by one already: the loss must not move them again.
         targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
         if targets is not None:
-            targets = real_targets(without(targets, kwargs.get("ignore_index")), decoder_attention_mask)
-        hidden, chunk = outputs.last_hidden_state, self.config.loss_chunk
+            shape, ignored = hidden.shape[:2], kwargs.get("ignore_index")
+            targets = real_targets(targets, shape, decoder_attention_mask, ignored)
         if targets is not None and self.training and chunk is not None:
             items = kwargs.get("num_items_in_batch")
             loss = chunked_cross_entropy(self.lm_head, hidden, targets, chunk=chunk, num_items=items)

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
-from cosformer import attention, positions
+from cosformer import attention, positions, reading
 from cosformer.models import defaults, guard
 from cosformer.models.mixture import LayerAttention, as_lists, own_parameters
 from cosformer.nn import feedforward, gate, norm
@@ -170,6 +171,11 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         return super().from_dict({**saved, **changes}, **kwargs)
 
     @classmethod
+    def from_json_file(cls, json_file: Any) -> Any:
+        """A saved configuration, as `from_dict` reads it."""
+        return cls.from_dict(reading.json_object(Path(json_file)))
+
+    @classmethod
     def own_fields(cls) -> tuple[str, ...]:
         """The fields of this family, without those that every configuration of transformers has."""
         return tuple(defaults.VERSIONS[defaults.CURRENT])
@@ -178,8 +184,9 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         self._refuse_unknown(kwargs)
         if self.defaults_version != defaults.CURRENT:
             raise ValueError(
-                f"defaults_version is written into saved models, and must be left out here, but got "
-                f"{self.defaults_version!r}. CosformerConfig.paper() is the paper's model."
+                f"defaults_version must be {defaults.CURRENT} here, but got {self.defaults_version!r}: what "
+                "was saved with other defaults is read by CosformerConfig.from_pretrained or .from_dict; "
+                "CosformerConfig.paper() is the paper's model."
             )
         self._at_most("num_attention_heads", MOST.get("num_attention_heads", LARGEST_SIZE))
         _parameters("attention_parameters", self.attention_parameters, lists=True)

@@ -4,6 +4,7 @@ import inspect
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from torch import nn
 
 PACKING = ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids")
@@ -16,6 +17,14 @@ _KNOWN = frozenset(
         "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "token_type_ids", "cache_position",
     )
 )  # fmt: skip
+# Other libraries' words, and slips that letters alone do not tell from another word.
+_MEANT = {
+    **dict.fromkeys(
+        ("attn_mask", "att_mask", "mask", "padding_mask", "key_mask", "key_padding_mask"), "attention_mask"
+    ),
+    **dict.fromkeys(("label", "label_ids", "lables", "lm_labels", "targets"), "labels"),
+    **dict.fromkeys(("past", "past_key_value"), "past_key_values"),
+}
 _ALIKE = 0.85  # of get_close_matches: a letter or an underscore more or less, not another word
 
 
@@ -32,7 +41,7 @@ def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
 def refuse_unread(head: nn.Module, kwargs: dict[str, Any], *more: str) -> None:
     """For heads without a cache or without cross-attention: neither is dropped without a word. Nor is a name
     that is nearly one of the head's arguments; other unknown ones are, as transformers does."""
-    for name in ("encoder_hidden_states", *more):
+    for name in ("encoder_hidden_states", "encoder_attention_mask", *more):
         given = kwargs.get(name)
         if given is not None and given is not False:
             raise ValueError(f"{name} must be left out: {type(head).__name__} does not read it.")
@@ -40,8 +49,13 @@ def refuse_unread(head: nn.Module, kwargs: dict[str, Any], *more: str) -> None:
 
 
 def refuse_misspelt(head: nn.Module, kwargs: dict[str, Any]) -> None:
-    for name in kwargs:
-        if name not in _KNOWN:
+    """None asks for nothing, whatever it is called. A graph compares no letters."""
+    for name, value in kwargs.items():
+        if name in _KNOWN or value is None:
+            continue
+        meant = _MEANT.get(name)
+        if meant is None and not torch.compiler.is_compiling():
             known = [*inspect.signature(type(head).forward).parameters, *_KNOWN]
-            for meant in get_close_matches(name, known, 1, _ALIKE):
-                raise TypeError(f"{type(head).__name__} has no argument {name!r}: do you mean {meant!r}?")
+            meant = next(iter(get_close_matches(name.lower(), known, 1, _ALIKE)), None)
+        if meant is not None:
+            raise TypeError(f"{type(head).__name__} has no argument {name!r}: do you mean {meant!r}?")

@@ -15,7 +15,7 @@ from cosformer.models.keywords import CACHE, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
-from cosformer.models.targets import next_tokens, real_targets, without
+from cosformer.models.targets import next_tokens, real_targets
 from cosformer.nn import chunked_cross_entropy, one_vs_each_loss
 
 
@@ -132,7 +132,8 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
                     "labels must come as shift_labels where a sequence is split over a group, as the target "
                     "of the last token is the next rank's: cut batches with shard_batch."
                 )
-        targets = next_tokens(labels, shift_labels, *documents, kwargs.get("ignore_index"))
+        shape = outputs.last_hidden_state.shape[:2]
+        targets = next_tokens(labels, shift_labels, shape, *documents, kwargs.get("ignore_index"))
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, targets, kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -185,6 +186,7 @@ class CosformerForMaskedLM(_LanguageModel):
             )
         targets = None
         if labels is not None:
-            targets = real_targets(without(labels, kwargs.get("ignore_index")), attention_mask)
+            shape = outputs.last_hidden_state.shape[:2]
+            targets = real_targets(labels, shape, attention_mask, kwargs.get("ignore_index"))
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, slice(0, None), targets, kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

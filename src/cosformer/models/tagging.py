@@ -11,7 +11,7 @@ from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.config import CosformerConfig
 from cosformer.models.keywords import CACHE, refuse_packing, refuse_unread
 from cosformer.models.model import CosformerModel
-from cosformer.models.targets import real_targets, without
+from cosformer.models.targets import real_targets
 
 
 class _Tagger(CosformerPreTrainedModel):
@@ -62,7 +62,7 @@ class CosformerForTokenClassification(_Tagger):
         )
         logits, loss = self.score(self.dropout(outputs.last_hidden_state)), None
         if labels is not None:
-            labels = real_targets(without(labels, kwargs.get("ignore_index")), attention_mask)
+            labels = real_targets(labels, logits.shape[:2], attention_mask, kwargs.get("ignore_index"))
             more = {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}
             loss = self.loss_function(logits=logits, labels=labels, config=self.config, **more)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

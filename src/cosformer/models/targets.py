@@ -1,5 +1,7 @@
 """Targets of a language model's loss."""
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,13 +13,14 @@ IGNORED = -100  # a target that carries no loss
 def next_tokens(
     labels: Tensor | None,
     shift_labels: Tensor | None,
+    shape: Sequence[int],
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
     ignore_index: int | None,
 ) -> Tensor | None:
-    """The target of each column [B, T]: the next token; IGNORED where no loss is asked for, where that is
-    padding, and where it begins another document. None without labels.
+    """The target of each column [B, T], which is the shape of the call: the next token; IGNORED where no loss
+    is asked for, where that is padding, and where it begins another document. None without labels.
 
     `shift_labels` are targets already, and are used in place of labels: where a sequence is split over
     processes, only the caller knows the token after the last column.
@@ -25,23 +28,36 @@ def next_tokens(
     given = labels if shift_labels is None else shift_labels
     if given is None:
         return None
+    _check_shape("labels" if shift_labels is None else "shift_labels", given, shape)
     hidden = loss_exclusion_mask(given, attention_mask, position_ids, cu_seqlens)
     if shift_labels is None:
         given = given if hidden is None else given.masked_fill(hidden, IGNORED)
         given = F.pad(given[:, 1:], (0, 1), value=IGNORED)
     elif hidden is not None:
         given = given.masked_fill(F.pad(hidden[:, 1:], (0, 1), value=False), IGNORED)
-    return without(given, ignore_index).contiguous()
+    return _without(given, ignore_index).contiguous()
 
 
-def without(targets: Tensor, ignore_index: int | None) -> Tensor:
-    """Targets with IGNORED in place of `ignore_index`."""
-    return targets if ignore_index is None else targets.masked_fill(targets == ignore_index, IGNORED)
-
-
-def real_targets(targets: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Targets [B, T] with IGNORED in columns of padding. A mask that is longer begins with columns of earlier
-    calls."""
+def real_targets(
+    labels: Tensor, shape: Sequence[int], attention_mask: Tensor | None, ignore_index: int | None
+) -> Tensor:
+    """Labels [B, T], which is the shape of the call, with IGNORED in columns of padding and in place of
+    `ignore_index`. A mask that is longer begins with columns of earlier calls."""
+    _check_shape("labels", labels, shape)
+    targets = _without(labels, ignore_index)
     if attention_mask is not None:
         targets = targets.masked_fill(attention_mask[:, -targets.shape[1] :] == 0, IGNORED)
     return targets.contiguous()
+
+
+def _check_shape(name: str, given: Tensor, shape: Sequence[int]) -> None:
+    if tuple(given.shape) != tuple(shape):
+        raise ValueError(
+            f"{name} must have shape [B, T] = {list(shape)}, one for each column of this call, but got "
+            f"{list(given.shape)}."
+        )
+
+
+def _without(targets: Tensor, ignore_index: int | None) -> Tensor:
+    """Targets with IGNORED in place of `ignore_index`."""
+    return targets if ignore_index is None else targets.masked_fill(targets == ignore_index, IGNORED)

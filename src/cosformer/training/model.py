@@ -18,6 +18,7 @@ from cosformer.models import (
     guard,
 )
 from cosformer.models.loading import load_body
+from cosformer.registry import meant_or_known
 from cosformer.tasks import Masked, Task
 from cosformer.training import parallel
 from cosformer.training.run import Run
@@ -39,6 +40,7 @@ def configuration(run: Run, task: Task, vocab_size: int | None = None) -> Cosfor
     """The task's sizes (unless told, its tokens too), and what the run says of the model; the run has the
     last word. What it does not say is as in the paper's model, whatever the defaults are by now: a saved run
     means what it meant."""
+    refuse_unknown(run)
     sizes: dict[str, Any] = {
         "position": "none",
         "vocab_size": vocab_size or task.vocab_size,
@@ -49,6 +51,15 @@ def configuration(run: Run, task: Task, vocab_size: int | None = None) -> Cosfor
     if task.num_labels is not None:
         sizes["num_labels"] = task.num_labels
     return CosformerConfig.paper(**{**sizes, **run.model, "attention": run.attention})
+
+
+def refuse_unknown(run: Run) -> None:
+    """Raises where the run says of the model what is no field of this family; transformers has more, of which
+    training would follow none."""
+    own = CosformerConfig.own_fields()
+    for name in run.model:
+        if name not in own:
+            raise ValueError(f"CosformerConfig has no field {name!r}; {meant_or_known(name, own, 'it has')}")
 
 
 def refuse_what_does_not_fit(run: Run, task: Task) -> None:
