@@ -53,6 +53,29 @@ def test_the_future_moves_no_bit(sizes, dtype, which, value):
             assert torch.equal(ours[:, :at], theirs[:, :at])
 
 
+@pytest.mark.parametrize(
+    ("seed", "sizes", "dtype", "window", "causal", "which", "at", "value"),
+    [
+        (40, (1, 700, 1, 2, 8, 1), torch.float32, 512, True, "q", 434, NAN),
+        (56, (1, 1000, 2, 1, 3, 8), torch.float32, 320, True, "q", 229, NAN),
+        (152, (1, 700, 1, 1, 1, 16), torch.float32, 512, False, "v", 576, -INF),
+        (263, (1, 1500, 2, 1, 2, 16), torch.float64, 384, True, "q", 193, -INF),
+        (596, (1, 700, 1, 1, 1, 4), torch.float32, 33, True, "q", 51, -INF),
+        (631, (1, 500, 1, 1, 1, 4), torch.float64, 40, False, "v", 98, NAN),
+        (1381, (1, 1000, 1, 1, 1, 16), torch.float32, 200, False, "v", 213, NAN),
+    ],
+)
+def test_sums_for_corrections_are_cut_as_for_all_rows(seed, sizes, dtype, window, causal, which, at, value):
+    """What rows lack by rounding is a sum over the keys of a window: calls for which its bits depended on
+    which other rows asked for one, where it was cut for those alone."""
+    x = call(sizes, dtype, seed)
+    y = spoilt(x, which, (slice(None), slice(at, None)), value)
+    early = slice(0, at if causal else at - window + 1)
+    options = {"causal": causal, "windows": (window,) * sizes[2]}
+    for ours, theirs in zip(*(results(*z, **options)[:2] for z in (x, y)), strict=True):
+        assert torch.equal(ours[:, early], theirs[:, early])
+
+
 @VALUES
 @pytest.mark.parametrize("which", ["q", "k", "v", "g"])
 @pytest.mark.parametrize("sizes", [(2, 60, 2, 2, 3, 1), (2, 169, 1, 2, 3, 16)], ids=str)

@@ -139,7 +139,22 @@ def backward(
         r = _backward(x, before, _at(grad_state, t), state is not None, healthy)
         if dstate is not None and r is not None:
             dstate[t] = r.view(dstate[t].shape)
+    if not healthy and grad_state is None:
+        unused = _unused_keys(args, grad)
+        dk.masked_fill_(unused, 0)
+        dv.masked_fill_(unused, 0)
     return dstate
+
+
+def _unused_keys(args: AttentionArgs, grad: Tensor) -> Tensor:
+    """The keys [B, Tk, Hk, 1] (all of a head are alike where it is not causal) that no query with a gradient
+    sees: theirs is zero, whatever they hold."""
+    used = (grad != 0).any(-1).unflatten(2, (args.k.shape[2], -1)).any(3)
+    if not args.causal:
+        return ~used.any(1, keepdim=True).unsqueeze(-1)
+    at = args.query_offset + torch.arange(used.shape[1], device=used.device)
+    last = torch.where(used, at[:, None], -1).amax(1, keepdim=True)
+    return (torch.arange(args.k.shape[1], device=used.device)[:, None] > last).unsqueeze(-1)
 
 
 def _backward(

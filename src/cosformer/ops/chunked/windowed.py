@@ -350,15 +350,13 @@ def _go_together(args: AttentionArgs, windows: tuple[int, ...]) -> bool:
 
 
 def _sees_all(args: AttentionArgs, group: Group) -> bool:
-    """Whether heads with one wide window see every key before a query, and behind it if not causal. Narrow
-    ones are squares then (window_sums.py)."""
+    """Whether all positions of a call lie within one wide window: it ends nothing then, no angle passes pi/2,
+    and what nothing sees is short. Narrow ones are squares (window_sums.py)."""
     window = group.windows[0]
     if len(group.windows) > 1 or window <= NARROW:
         return False
-    reach = args.query_offset + args.q.shape[1] - 1
-    if not args.causal:
-        reach = max(reach, args.k.shape[1] - 1 - args.query_offset)
-    return reach < window
+    offset = args.query_offset
+    return max(offset + args.q.shape[1], args.k.shape[1]) - min(offset, 0) <= window
 
 
 def _plain(args: AttentionArgs, group: Group) -> AttentionArgs:
