@@ -216,6 +216,11 @@ def test_a_cache_of_another_model_is_refused():
     message = "must be of a model with position 'rotary', but it was made for 'learned'"
     with pytest.raises(ValueError, match=message):
         other(ids[:, -1:], past_key_values=cache)
+    with pytest.raises(ValueError, match=f"snapshot {message}"):
+        CosformerCache(other.config).restore(cache.snapshot())
+    for change in ({"attention": "linear"}, {"num_hidden_layers": 3}):
+        with pytest.raises(ValueError, match=r"snapshot must be of a cache with \d layers of attention"):
+            CosformerCache(config(**change)).restore(cache.snapshot())
     net(ids[:, -1:], past_key_values=cache)
 
 

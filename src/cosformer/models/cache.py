@@ -32,6 +32,8 @@ class Snapshot:
     """A cache at one moment; as small as references to its states."""
 
     layers: tuple[tuple[State | None, State | None, int], ...]
+    attention: tuple[str, ...]
+    made_for: dict[str, Any]
 
 
 class CosformerCache(Cache):
@@ -138,15 +140,17 @@ class CosformerCache(Cache):
 
     def snapshot(self) -> Snapshot:
         """The current states, for `restore`. It copies nothing: states are values."""
-        return Snapshot(tuple(layer.content for layer in self.layers))
+        return Snapshot(tuple(layer.content for layer in self.layers), self.attention, self.made_for)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Sets the cache back to the snapshot, exactly."""
-        if len(snapshot.layers) != len(self.layers):
+        if snapshot.attention != self.attention:
             raise ValueError(
-                f"snapshot must be of a cache with {len(self.layers)} layers, but it has "
-                f"{len(snapshot.layers)}."
+                f"snapshot must be of a cache with {len(self.layers)} layers of attention "
+                f"{described(self.attention)}, but it is of one with {len(snapshot.layers)} of "
+                f"{described(snapshot.attention)}."
             )
+        _same_model("snapshot", snapshot.made_for, self.made_for)
         for layer, content in zip(self.layers, snapshot.layers, strict=True):
             layer.fill(*content)
 
@@ -237,11 +241,15 @@ def checked(cache: Any, config: CosformerConfig) -> CosformerCache:
         )
     if torch.compiler.is_compiling():
         return cache
-    if cache.made_for != (own := _made_for(config)):
-        name = next(name for name in own if cache.made_for.get(name) != own[name])
-        raise ValueError(
-            f"past_key_values must be of a model with {name} {own[name]!r}, but it was made for "
-            f"{cache.made_for.get(name)!r}: it belongs to another model."
-        )
+    _same_model("past_key_values", cache.made_for, _made_for(config))
     cache.fits = config
     return cache
+
+
+def _same_model(what: str, made_for: dict[str, Any], own: dict[str, Any]) -> None:
+    for name, wanted in own.items():
+        if made_for.get(name) != wanted:
+            raise ValueError(
+                f"{what} must be of a model with {name} {wanted!r}, but it was made for "
+                f"{made_for.get(name)!r}: it belongs to another model."
+            )
