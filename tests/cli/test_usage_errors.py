@@ -160,6 +160,7 @@ MISTAKES = {
     "a seed of the likeliest": (lambda s, t: ["generate", s, "--greedy", "--seed", "1"], "with no --seed"),
     "colder than cold": (lambda s, t: ["generate", s, "--temperature", "1e-43"], "a number above 0.001"),
     "a batch of one text": (lambda s, t: ["generate", s, "--batch_size", "2"], "is for --prompts"),
+    "a second recipe": (lambda s, t: ["train", "mqar", "recipe=copy"], "the recipe is the first word, mqar"),
     "a field of other models": (lambda s, t: ["train", "mqar", "model.dtype=bogus"], "has no field 'dtype'"),
     "a field with a typo and no data": (
         lambda s, t: ["train", "wikitext2", "--print_config", "model.hiden_size=64"],

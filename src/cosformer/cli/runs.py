@@ -86,6 +86,8 @@ def build(
     for name, instead in (("scale", "--scale"), ("attention", option)):
         if name in settings:
             raise UsageError(f"the {name} is chosen by an option: write {instead} {settings[name]}.")
+    if "recipe" in settings:
+        raise UsageError(f"the recipe is the first word, {recipe}, and no setting: leave out recipe=.")
     try:
         run = _of_recipe(recipe, scale=scale, attention=attention, **settings)
         known = (*names(), RECOMMENDED)
