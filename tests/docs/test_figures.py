@@ -297,8 +297,12 @@ def test_what_is_said_of_controls_in_small_models_is_what_the_records_say():
     assert f"by {mean(leads[0]) - mean(leads[1]):.2f} bits (three seeds)" in (ROOT / "README.md").read_text()
     both = line_of(RESULTS.read_text(), "In both directions, over masked bytes")
     for words, *rows in (
-        ("ReLU has a perplexity of {} and the cosine {},", "relu", "cosine, M = T"),
-        ("bring both to {} and {}, ahead", "relu, windows", "cosine, windows"),
+        ("ReLU has a perplexity of {} and the cosine {}, which", "relu", "cosine, M = T"),
+        (
+            "beside them performer has {}, rfa {}, linear {}, leaky_relu {} and identity {},",
+            *("performer", "rfa", "linear", "leaky_relu", "identity"),
+        ),
+        ("bring ReLU to {} and the cosine to {}, ahead", "relu, windows", "cosine, windows"),
         ("softmax without any ({}); under the same windows softmax has {}.", "softmax", "softmax, windows"),
         ("it is {} for cosFormer, {} for softmax, and {} with", ours, softmax, f"{ours}; one softmax layer"),
         (
@@ -308,17 +312,21 @@ def test_what_is_said_of_controls_in_small_models_is_what_the_records_say():
         ),
     ):
         assert words.format(*map(figure, rows)) in both, words
-    level = {
-        f"{scores(places.best('cosine', 'mlm', f'{row}, windows'))[0]:.2f}" for row in ("relu", "cosine")
-    }
-    assert f"under windows are level: {level.pop()}.)" in both
-    assert not level
+    pairs = [
+        zip(*(scores(places.best("cosine", "mlm", row)) for row in rows), strict=True)
+        for rows in (("relu", "cosine, M = T"), ("relu, windows", "cosine, windows"))
+    ]
+    leads, apart = ([a - b for a, b in own] for own in pairs)
+    assert len(leads) == len(apart) == 3
+    assert f"ahead with each of three seeds, by {min(leads):.2f} to {max(leads):.2f};" in both
+    assert max(map(abs, apart)) < 0.03
+    assert "are level: with each of three seeds they are less than 0.03 apart." in both
     taken = [
         1 - float(figure(row)) / float(figure(f"{row}; no positions")) for row in ("cosine, windows", ours)
     ]
     assert f"take {100 * min(taken):.0f} to {100 * max(taken):.0f} % off" in both
     models = (ROOT / "docs" / "models.md").read_text()
-    assert f"masked bytes of {figure(ours)} and {figure(f'{ours}; no positions')}, two seeds" in models
+    assert f"masked bytes of {figure(ours)} and {figure(f'{ours}; no positions')}, means of" in models
 
 
 def test_the_times_of_windows_are_those_of_the_record():
