@@ -101,7 +101,7 @@ def test_labels_of_another_shape_are_refused(head, masked):
     net, ids = build(head, num_labels=64), tokens(2, 9)
     given = {"attention_mask": torch.ones(2, 9)} if masked else {}
     for labels in (ids[:1], ids[:, 1:], ids[0]):
-        said = re.escape(f"[B, T] = [2, 9], one for each column of this call, but got {list(labels.shape)}")
+        said = re.escape(f"[B, T] = [2, 9], one for each column of the logits, but got {list(labels.shape)}")
         with pytest.raises(ValueError, match=said):
             net(ids, labels=labels, **given)
 

@@ -132,7 +132,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
                     "labels must come as shift_labels where a sequence is split over a group, as the target "
                     "of the last token is the next rank's: cut batches with shard_batch."
                 )
-        shape = outputs.last_hidden_state.shape[:2]
+        shape = outputs.last_hidden_state[:, keep].shape[:2]
         targets = next_tokens(labels, shift_labels, shape, *documents, kwargs.get("ignore_index"))
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, targets, kwargs)
         return CausalLMOutputWithPast(

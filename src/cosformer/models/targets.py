@@ -19,8 +19,8 @@ def next_tokens(
     cu_seqlens: Tensor | None,
     ignore_index: int | None,
 ) -> Tensor | None:
-    """The target of each column [B, T], which is the shape of the call: the next token; IGNORED where no loss
-    is asked for, where that is padding, and where it begins another document. None without labels.
+    """The target of each column of the logits, [B, T]: the next token; IGNORED where no loss is asked for,
+    where that is padding, and where it begins another document. None without labels.
 
     `shift_labels` are targets already, and are used in place of labels: where a sequence is split over
     processes, only the caller knows the token after the last column.
@@ -41,7 +41,7 @@ def next_tokens(
 def real_targets(
     labels: Tensor, shape: Sequence[int], attention_mask: Tensor | None, ignore_index: int | None
 ) -> Tensor:
-    """Labels [B, T], which is the shape of the call, with IGNORED in columns of padding and in place of
+    """Labels [B, T], which is the shape of the logits, with IGNORED in columns of padding and in place of
     `ignore_index`. A mask that is longer begins with columns of earlier calls."""
     _check_shape("labels", labels, shape)
     targets = _without(labels, ignore_index)
@@ -53,7 +53,7 @@ def real_targets(
 def _check_shape(name: str, given: Tensor, shape: Sequence[int]) -> None:
     if tuple(given.shape) != tuple(shape):
         raise ValueError(
-            f"{name} must have shape [B, T] = {list(shape)}, one for each column of this call, but got "
+            f"{name} must have shape [B, T] = {list(shape)}, one for each column of the logits, but got "
             f"{list(given.shape)}."
         )
 
