@@ -42,9 +42,6 @@ class _LanguageModel(CosformerPreTrainedModel):
         pairs, chunk = config.head_loss == "one_vs_each", config.loss_chunk
         logits = None
         if targets is not None and self.training and (pairs or chunk is not None):
-            if not (isinstance(keep, slice) and keep == slice(0, None)):
-                why = "head_loss is one_vs_each" if pairs else "loss_chunk is given"
-                raise ValueError(f"logits_to_keep must be left out where {why}.")
             if chunk is not None:
                 loss = chunked_cross_entropy(self.lm_head, hidden, targets, chunk=chunk, num_items=items)
             else:
@@ -132,6 +129,8 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
                     "labels must come as shift_labels where a sequence is split over a group, as the target "
                     "of the last token is the next rank's: cut batches with shard_batch."
                 )
+        if learning and self.training and not (isinstance(keep, slice) and keep == slice(0, None)):
+            self._refuse_part()
         shape = outputs.last_hidden_state[:, keep].shape[:2]
         targets = next_tokens(labels, shift_labels, shape, *documents, kwargs.get("ignore_index"))
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, targets, kwargs)
@@ -141,6 +140,13 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _refuse_part(self) -> None:
+        """Raises where the loss is not that of logits, of which a part could be kept."""
+        pairs = self.config.head_loss == "one_vs_each"
+        if pairs or self.config.loss_chunk is not None:
+            why = "head_loss is one_vs_each" if pairs else "loss_chunk is given"
+            raise ValueError(f"logits_to_keep must be left out where {why}.")
 
     def _all_real(self, ids: Tensor, mask: Tensor | None, cache: CosformerCache) -> bool:
         """Whether every token of a call is real."""
