@@ -4,9 +4,10 @@
     python -m benchmarks.long_convolution --device cpu --lengths 64 --channels 16
 
     transform   a product of Fourier transforms, what models take
-    kernel      ops/gpu/long_convolution.py, which nothing takes yet
+    products    of matrices, in blocks of tokens, which they take with `USE_PRODUCTS` (nn/convolution.py)
     cudnn       F.conv1d with as many groups as channels
-    compiled    the same in PyTorch's compiler
+
+each as it stands and in PyTorch's compiler.
 
 A way is timed only where its values and gradients are right, judged token by token against float64: no number
 is off by more than four times the spacing of its type at the largest number of the token (1e-5 of it in
@@ -28,16 +29,17 @@ from benchmarks.attention_operator import device_for
 from benchmarks.gpu_clock import Clock
 from benchmarks.terminal import Parser, plain, seconds
 from cosformer.nn import convolution
-from cosformer.ops.backends import runs_triton
 
 ROWS = 64
 ALLOWED = 4.0
 
 
 def transform(x: Tensor, weight: Tensor) -> Tensor:
-    """As `ShortConvolution` computes it."""
-    around = F.pad(x, (0, 0, weight.shape[1] // 2, weight.shape[1] // 2))
-    return (x + convolution._convolved(around, weight, x.shape[1])).to(x.dtype)
+    return (x + convolution._transformed(x, weight)).to(x.dtype)
+
+
+def products(x: Tensor, weight: Tensor) -> Tensor:
+    return x + convolution._multiplied(x, weight)
 
 
 def cudnn(x: Tensor, weight: Tensor) -> Tensor:
@@ -46,12 +48,6 @@ def cudnn(x: Tensor, weight: Tensor) -> Tensor:
     turned = weight.flip(1).to(x.dtype)[:, None]
     y = F.conv1d(x.transpose(1, 2), turned, padding=size // 2, groups=x.shape[2])
     return x + y.transpose(1, 2)
-
-
-def kernel(x: Tensor, weight: Tensor) -> Tensor:
-    from cosformer.ops.gpu.long_convolution import long_convolution
-
-    return long_convolution(x, weight)
 
 
 def exact(x: Tensor, weight: Tensor) -> Tensor:
@@ -94,9 +90,8 @@ def main() -> None:
     p.add_argument("--size", type=int, default=67, help="weights")
     args = p.parse_args()
     device = device_for(p, args.device)
-    ways: dict[str, Way] = {"transform": transform, "cudnn": cudnn, "compiled": torch.compile(exact)}
-    if runs_triton(device):
-        ways["kernel"] = kernel
+    plain_ways: dict[str, Way] = {"transform": transform, "products": products, "cudnn": cudnn}
+    ways = plain_ways | {f"{name}, compiled": torch.compile(way) for name, way in plain_ways.items()}
     clock = Clock(device) if device.type == "cuda" else _clock
     torch.backends.cudnn.allow_tf32 = False  # which is not float32
     lines = []

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.ops.backends import runs_triton
 from cosformer.ops.checks import flag, positive_int
 
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
 
-USE_KERNEL = False  # our own, for many weights over both sides on a GPU: it has not been run on one yet
+USE_PRODUCTS = False  # of matrices on a GPU, for many weights over both sides: they have not been run on one
+_BLOCK = 128  # tokens of a product
 _FEW = 16  # weights that are multiplied one by one: with more a transform is faster on a CPU
 
 
@@ -101,13 +101,9 @@ class ShortConvolution(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Each row is one document."""
         length, back, ahead = x.shape[1], self.distances[-1], -self.distances[0]
-        if self._has_kernel(x):
-            from cosformer.ops.gpu.long_convolution import long_convolution
-
-            return long_convolution(x, self.weight), None
-        around = F.pad(x, (0, 0, back, ahead)) if state is None else torch.cat([state.to(x.dtype), x], 1)
         if len(self.distances) > _FEW and not self.causal:
-            return (x + _convolved(around, self.weight, length)).to(x.dtype), None
+            return (x + _convolved(x, self.weight)).to(x.dtype), None
+        around = F.pad(x, (0, 0, back, ahead)) if state is None else torch.cat([state.to(x.dtype), x], 1)
         y, weight = x, self.weight.to(x.dtype)
         for i, j in enumerate(self.distances):
             y = torch.addcmul(y, around[:, back - j : back - j + length], weight[:, i])
@@ -117,17 +113,6 @@ class ShortConvolution(nn.Module):
             return y, around[:, length:].clone()  # a view would keep all inputs of the call in memory
         last = lengths[:, None] + torch.arange(self.memory, device=x.device)
         return y, around.gather(1, last[..., None].expand(-1, -1, self.channels))
-
-    def _has_kernel(self, x: Tensor) -> bool:
-        return (
-            USE_KERNEL
-            and not self.causal
-            and len(self.distances) > _FEW
-            and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
-            and not torch._C._are_functorch_transforms_active()
-            and torch.autograd.forward_ad._current_level < 0
-            and runs_triton(x.device)
-        )
 
     def _packed(
         self, x: Tensor, cu_seqlens: Tensor, state: Tensor | None, return_state: bool
@@ -172,13 +157,36 @@ def _without_padding(x: Tensor, key_mask: Tensor | None, lengths: Tensor | None)
     return x if key_mask is None else x.masked_fill(~key_mask[..., None], 0)
 
 
-def _convolved(around: Tensor, weight: Tensor, length: int) -> Tensor:
-    """[B, length, channels], each channel of `around` [B, length + K - 1, channels] convolved with its
-    weights [channels, K]: where these lie on inputs alone. In float32 at least."""
-    size = weight.shape[1]
-    if around.shape[0] == 0 or length == 0:  # of which some libraries make no transform
-        return around.new_zeros((around.shape[0], length, around.shape[2]))
-    wide = around if around.dtype == torch.float64 else around.float()
-    n = -(-wide.shape[1] // 128) * 128  # of small factors; what wraps around falls on what is left out
+def _convolved(x: Tensor, weight: Tensor) -> Tensor:
+    """Each channel of x [B, T, channels] convolved with its weights [channels, K], K odd and centred on an
+    output."""
+    return (_multiplied if USE_PRODUCTS and x.is_cuda else _transformed)(x, weight)
+
+
+def _transformed(x: Tensor, weight: Tensor) -> Tensor:
+    """A product of Fourier transforms, in float32 at least."""
+    (batch, length, _), size = x.shape, weight.shape[1]
+    if batch == 0 or length == 0:  # of which some libraries make no transform
+        return torch.zeros_like(x)
+    wide = x if x.dtype == torch.float64 else x.float()
+    n = -(-(length + size // 2) // 128) * 128  # of small factors; what wraps around falls on what is left out
     spectrum = torch.fft.rfft(wide, n, dim=1) * torch.fft.rfft(weight.to(wide.dtype), n).T
-    return torch.fft.irfft(spectrum, n, dim=1)[:, size - 1 : size - 1 + length]
+    return torch.fft.irfft(spectrum, n, dim=1)[:, size // 2 : size // 2 + length]
+
+
+def _multiplied(x: Tensor, weight: Tensor) -> Tensor:
+    """One product for each channel: of tokens in blocks, and of a matrix whose rows hold the weights, each
+    one place further than the row above (a Toeplitz matrix). It is what the tokens of a block add to this
+    block and to those after it. Most of the matrix is zero, but matrix units are that much faster."""
+    (batch, length, channels), size = x.shape, weight.shape[1]
+    blocks, reached = -(-length // _BLOCK), 1 - (1 - size) // _BLOCK
+    places = (reached + 1) * _BLOCK
+    matrix = F.pad(weight.to(x.dtype), (0, places - size))
+    matrix = matrix[:, None].expand(-1, _BLOCK, -1).reshape(channels, -1)[:, : _BLOCK * (places - 1)]
+    matrix = matrix.view(channels, _BLOCK, places - 1)[..., : reached * _BLOCK]
+    x = F.pad(x, (0, 0, 0, blocks * _BLOCK - length)).unflatten(1, (blocks, _BLOCK)).permute(3, 0, 1, 2)
+    added = torch.bmm(x.reshape(channels, batch * blocks, _BLOCK), matrix)
+    added = added.view(channels, batch, blocks, reached, _BLOCK)
+    laid = [F.pad(added[:, :, :, j], (0, 0, j, reached - 1 - j)) for j in range(reached)]
+    y = torch.stack(laid).sum(0).flatten(2)[..., size // 2 : size // 2 + length]
+    return y.permute(1, 2, 0)
