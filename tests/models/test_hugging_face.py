@@ -17,6 +17,7 @@ from cosformer.models import (
     byte_tokenizer,
     token_fields,
 )
+from cosformer.models import config as models_config
 from cosformer.models.note import NAME
 from tests.models.tiny import build, close, config, tokens
 
@@ -92,6 +93,22 @@ def test_a_bidirectional_folder_says_how_it_is_loaded_causal(tmp_path):
     with pytest.raises(ValueError, match="pass causal=None and position=None to from_pretrained"):
         CosformerForCausalLM.from_pretrained(tmp_path)
     assert CosformerForCausalLM.from_pretrained(tmp_path, causal=None).config.causal is True
+
+
+@pytest.mark.parametrize("asked", [{"causal": False}, {"causal": False, "position": None}, {"causal": None}])
+def test_a_causal_folder_that_looks_both_ways_is_warned_of(asked, tmp_path, monkeypatch):
+    """Without positions a text is its mirror image."""
+    build(CosformerForCausalLM, torch.float32, position=None).save_pretrained(tmp_path)
+    said = []
+    monkeypatch.setattr(models_config.logger, "warning_once", said.append)
+    net = CosformerForSequenceClassification.from_pretrained(tmp_path, **asked)
+    blind = asked == {"causal": False}
+    assert all("no positions: looking both ways" in line for line in said)
+    assert bool(said) == blind
+    ids = tokens(1, 5)
+    if asked["causal"] is False:
+        a, b = (net.eval()(x).logits for x in (ids, ids.flip(1)))
+        assert torch.allclose(a, b, atol=1e-5) == blind
 
 
 def test_an_unknown_field_is_answered_by_our_own():

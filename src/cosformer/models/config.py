@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import logging
 
 from cosformer import attention, positions, reading
 from cosformer.models import defaults, guard
@@ -17,6 +18,7 @@ from cosformer.ops.checks import flag, positive, positive_int
 from cosformer.positions import Position
 from cosformer.registry import meant_or_known
 
+logger = logging.get_logger(__name__)
 POOLING = ("cls", "mean", "max")
 PAIR_DIFFERENCES = ("signed", "absolute")
 # Beyond these nobody has a model, and to count what one would take would take for ever.
@@ -168,6 +170,12 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             followed = saved["horizon"] in (None, saved["max_position_embeddings"])
             if followed and length > saved["max_position_embeddings"]:
                 changes["horizon"] = None
+        mirrored = saved["causal"] and saved["position"] == "none" and "position" not in changes
+        if mirrored and changes.get("causal") is False:
+            logger.warning_once(
+                "the saved model is causal and has no positions: looking both ways it cannot tell a text "
+                "from its mirror image. Pass position=None as well for those such a model has by default."
+            )
         return super().from_dict({**saved, **changes}, **kwargs)
 
     @classmethod
