@@ -64,3 +64,30 @@ def test_a_source_without_cross_attention_is_refused(name):
     net = head(name)
     with pytest.raises(ValueError, match="encoder_attention_mask must be left out"):
         net(**inputs(net), encoder_attention_mask=torch.ones(2, 5))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CosformerModel", "CosformerForCausalLM", "CosformerForMaskedLM", "CosformerForTokenClassification"],
+)
+def test_packing_that_contradicts_itself_is_refused(name):
+    """Or that says which documents there are, and not where they begin."""
+    net, row = head(name).eval(), tokens(1, 5)
+    bounds, other = torch.tensor([0, 2, 5]), torch.tensor([0, 3, 5], dtype=torch.int32)
+    for names in (("cu_seqlens", "cu_seq_lens_q"), ("cu_seq_lens_q", "cu_seq_lens_k")):
+        net(row, **dict.fromkeys(names, bounds))
+        with pytest.raises(
+            ValueError, match=rf"{names[0]} and {names[1]} must be the same .*\[0, 2, 5\] and"
+        ):
+            net(row, **dict(zip(names, (bounds, other), strict=True)))
+    documents = torch.tensor([[0, 0, 1, 1, 1]])
+    with pytest.raises(ValueError, match="seq_idx tells of packed documents, and needs where they begin"):
+        net(row, seq_idx=documents)
+    net(row, seq_idx=documents, position_ids=torch.tensor([[0, 1, 0, 1, 2]]))
+    assert torch.equal(net(row, cu_seq_lens_k=bounds)[0], net(row, cu_seqlens=bounds)[0])
+
+
+@pytest.mark.parametrize("name", ["cu_seq_lens_k", "seq_idx"])
+def test_packing_is_refused_by_every_name_where_a_row_is_one_text(name):
+    with pytest.raises(ValueError, match=f"{name} must be left out"):
+        head("CosformerForSequenceClassification")(tokens(1, 5), **{name: torch.tensor([0, 2, 5])})

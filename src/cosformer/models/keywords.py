@@ -5,16 +5,19 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-PACKING = ("cu_seqlens", "cu_seq_lens_q", "position_ids", "decoder_position_ids")
+from cosformer.ops.checks import readable
+
+_BOUNDS = ("cu_seqlens", "cu_seq_lens_q", "cu_seq_lens_k")
+PACKING = (*_BOUNDS, "seq_idx", "position_ids", "decoder_position_ids")
 CACHE = ("past_key_values", "use_cache")
 # What some head reads without naming it in its signature, and what transformers hands to every model.
 _KNOWN = frozenset(
     (
         *PACKING, *CACHE, "encoder_hidden_states", "encoder_attention_mask", "output_hidden_states",
         "output_attentions", "return_dict", "shift_labels", "ignore_index", "num_items_in_batch",
-        "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "token_type_ids", "cache_position",
+        "max_length_q", "max_length_k", "token_type_ids", "cache_position",
     )
 )  # fmt: skip
 # Other libraries' words, and slips that letters alone do not tell from another word.
@@ -28,9 +31,30 @@ _MEANT = {
 _ALIKE = 0.85  # of get_close_matches: a letter or an underscore more or less, not another word
 
 
+def packed_bounds(
+    cu_seqlens: Tensor | None, position_ids: Tensor | None, kwargs: dict[str, Any]
+) -> Tensor | None:
+    """The bounds of packed documents, under our name or under those of transformers. What contradicts itself,
+    or tells of documents without where they begin, is refused."""
+    given = {"cu_seqlens": cu_seqlens} | {name: kwargs.get(name) for name in _BOUNDS[1:]}
+    (first, bounds), *others = [x for x in given.items() if x[1] is not None] or [("", None)]
+    for name, same in others:
+        if bounds is not same and readable(bounds) and bounds.tolist() != same.tolist():
+            raise ValueError(
+                f"{first} and {name} must be the same bounds of documents where both are given, but got "
+                f"{bounds.tolist()} and {same.tolist()}: leave one of them out."
+            )
+    if bounds is None and position_ids is None and kwargs.get("seq_idx") is not None:
+        raise ValueError(
+            "seq_idx tells of packed documents, and needs where they begin beside it: give cu_seqlens, or "
+            "position_ids that start at 0 with each document."
+        )
+    return bounds
+
+
 def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:
     """For heads with one output per row."""
-    for name in PACKING[:3]:
+    for name in PACKING[:-1]:
         if kwargs.get(name) is not None:
             raise ValueError(
                 f"{name} must be left out: {type(head).__name__} reads one sequence a row; pad the batch and "

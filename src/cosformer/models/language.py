@@ -11,7 +11,7 @@ from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.generation import StatefulGenerationMixin
-from cosformer.models.keywords import CACHE, refuse_unread
+from cosformer.models.keywords import CACHE, packed_bounds, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
@@ -89,7 +89,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         # those that a batch must have, and would give no loss in evaluation.
         shift_labels: Tensor | None = kwargs.get("shift_labels")
         refuse_unread(self, kwargs)
-        cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
+        cu_seqlens = packed_bounds(cu_seqlens, position_ids, kwargs)
         output_hidden_states = self.hidden_states_wanted(
             output_hidden_states, kwargs.get("output_attentions")
         )
@@ -180,7 +180,7 @@ class CosformerForMaskedLM(_LanguageModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            cu_seqlens=cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q"),
+            cu_seqlens=packed_bounds(cu_seqlens, position_ids, kwargs),
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
             return_dict=True,

@@ -15,7 +15,7 @@ from cosformer.models.base import CosformerLayer, CosformerPreTrainedModel
 from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
-from cosformer.models.keywords import refuse_misspelt
+from cosformer.models.keywords import packed_bounds, refuse_misspelt
 from cosformer.models.layout import Layout
 from cosformer.models.step import fast_step
 from cosformer.nn import CrossAttentionState, build_norm
@@ -93,6 +93,7 @@ class CosformerModel(CosformerPreTrainedModel):
         """
         refuse_misspelt(self, kwargs)
         output_hidden_states = self.hidden_states_wanted(output_hidden_states, output_attentions)
+        cu_seqlens = packed_bounds(cu_seqlens, position_ids, kwargs)
         if self.sequence_group is not None:
             from cosformer.models import split
 
@@ -100,9 +101,8 @@ class CosformerModel(CosformerPreTrainedModel):
                 "past_key_values": past_key_values, "use_cache": use_cache, "position_ids": position_ids,
                 "encoder_hidden_states": encoder_hidden_states,
             }  # fmt: skip
-            bounds = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
             return split.forward(
-                self, input_ids, inputs_embeds, attention_mask, bounds, output_hidden_states, refused
+                self, input_ids, inputs_embeds, attention_mask, cu_seqlens, output_hidden_states, refused
             )
         if encoder_hidden_states is not None and not self.cross_attention:
             raise ValueError(
@@ -110,7 +110,6 @@ class CosformerModel(CosformerPreTrainedModel):
                 "CosformerForConditionalGeneration has."
             )
         x = self._embed(input_ids, inputs_embeds)
-        cu_seqlens = cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q")
         cache = self._cache(past_key_values, use_cache)
         if not output_hidden_states and cu_seqlens is None and cache is not None:
             stepped = fast_step(self, x, attention_mask, cache, encoder_hidden_states)

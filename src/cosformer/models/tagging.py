@@ -9,7 +9,7 @@ from transformers.utils import can_return_tuple
 
 from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.config import CosformerConfig
-from cosformer.models.keywords import CACHE, refuse_packing, refuse_unread
+from cosformer.models.keywords import CACHE, packed_bounds, refuse_packing, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.targets import real_targets
 
@@ -54,7 +54,7 @@ class CosformerForTokenClassification(_Tagger):
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
-            cu_seqlens=cu_seqlens if cu_seqlens is not None else kwargs.get("cu_seq_lens_q"),
+            cu_seqlens=packed_bounds(cu_seqlens, position_ids, kwargs),
             use_cache=False,
             output_hidden_states=output_hidden_states,
             output_attentions=kwargs.get("output_attentions"),
