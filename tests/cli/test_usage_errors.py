@@ -90,6 +90,10 @@ MISTAKES = {
         "must be followed by -c CODE",
     ),
     "one argument too many": (lambda s, t: ["info", "now"], "'now' is one argument too many"),
+    "a size that is no number": (
+        lambda s, t: ["train", "wikitext2", "model.num_attention_heads=x"],
+        "num_attention_heads must be a positive int, but got 'x'",
+    ),
     "no folder given": (lambda s, t: ["generate"], "folder"),
     "no such folder": (lambda s, t: ["generate", t / "none"], "there is no folder"),
     "a file for a folder": (lambda s, t: ["generate", s / "config.json"], "there is no folder"),

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from cosformer.models import defaults
+from cosformer.ops.checks import positive_int
 from cosformer.recipe_files import check, folder, names
 from cosformer.record_format import current_names
 from cosformer.training.run import Run, refuse_unknown
@@ -79,14 +80,18 @@ class Table:
         if attention != RECOMMENDED and (attention != "cosformer" or scale not in self.recommended_at):
             return {}
         own = {**self.shared.get("model", {}), **getattr(self, scale).get("model", {})}
-        sizes = {**own, **asked}
+        sizes = {"num_hidden_layers": 4, **own, **asked}
+        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
+            if sizes.get(name) is not None:
+                positive_int(name, sizes[name])
+        width, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
         heads = sizes.get("num_key_value_heads") or sizes["num_attention_heads"]
-        model = defaults.recommended(sizes["hidden_size"], heads, own.get("intermediate_size"))
+        model = defaults.recommended(width, heads, own.get("intermediate_size"))
         if attention == "cosformer":
             return {"model": model}
         if scale not in self.recommended_at:
             del model["position"]
-        chosen, parameters = defaults.mixture(sizes.get("num_hidden_layers", 4), heads)
+        chosen, parameters = defaults.mixture(layers, heads)
         return {"attention": chosen, "model": {**model, "attention_parameters": parameters}}
 
     def variant(self, task: str, **changes: Settings) -> "Table":
