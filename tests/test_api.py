@@ -1,6 +1,7 @@
 """The public interface, frozen: a change here is a change for every user and belongs in CHANGELOG.md."""
 
 import inspect
+import pkgutil
 import tomllib
 from pathlib import Path
 
@@ -39,6 +40,16 @@ def test_names():
     for package in (cosformer, cosformer.attention, cosformer.positions, cosformer.ops, cosformer.nn):
         for name in package.__all__:
             assert getattr(package, name).__doc__, name
+
+
+def test_every_package_is_an_attribute_that_has_what_it_names():
+    """Of `import cosformer` alone, whichever is asked for first."""
+    packages = {p.name for p in pkgutil.iter_modules(cosformer.__path__) if p.ispkg}
+    assert packages - set(cosformer._PACKAGES) == {"cli", "demo", "serving"}, "these are commands"
+    for package in cosformer._PACKAGES:
+        found = getattr(cosformer, package)
+        for name in getattr(found, "__all__", ()):
+            assert getattr(found, name) is not None, name
 
 
 def test_operator():

@@ -28,7 +28,10 @@ _HOMES = {
     "backends": "cosformer.ops",
     "cosformer_attention": "cosformer.ops",
 }
-_PACKAGES = ("attention", "positions", "nn", "ops", "distributed")
+_PACKAGES = (
+    "attention", "check", "distributed", "integrations", "models", "nn", "ops", "positions",
+    "random_features", "report", "tasks", "training",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -150,16 +150,6 @@ def test_lengths_are_a_mask(case, causal):
     close(both, run(*inputs, causal=causal, key_mask=mask & behind))
 
 
-def test_lengths_that_cannot_be():
-    run, inputs = build(("linear", {})), qkv(8, batch=1)
-    with pytest.raises(
-        ValueError, match=r"lengths must be int64 of shape \[B\] = \[1\], but got torch.int32"
-    ):
-        run(*inputs, causal=True, lengths=torch.tensor([8], dtype=torch.int32))
-    with pytest.raises(ValueError, match="lengths and cu_seqlens do not go together"):
-        run(*inputs, causal=True, lengths=torch.tensor([8]), cu_seqlens=torch.tensor([0, 8]))
-
-
 @having(recurrent=True, causal=True, cross=True)
 def test_fewer_queries_behind_a_state_are_aligned_at_the_end(case):
     run, inputs = build(case), qkv(50)

@@ -225,3 +225,12 @@ def test_windows_and_lengths_with_a_state():
 def test_windows_have_an_entry_for_each_head():
     with pytest.raises(ValueError, match="windows must have one entry for each of the 2 key-value heads"):
         CosformerAttention(64, 4, num_kv_heads=2, windows=(1, 2, 3, 4))
+
+
+def test_settings_are_read_and_not_changed():
+    """A copy that could be changed would change nothing."""
+    module = CosformerAttention(8, 2, horizon=10, windows=[3, None], eps=1e-3, backend="chunked")
+    assert (module.horizon, module.windows, module.eps, module.backend) == (10, (3, None), 1e-3, "chunked")
+    for name in ("horizon", "windows", "eps", "backend"):
+        with pytest.raises(AttributeError):
+            setattr(module, name, getattr(module, name))

@@ -1,5 +1,6 @@
 """The short convolution: its equation, and no look across a document, into padding, or past a cut."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -213,8 +214,8 @@ def test_what_cannot_be():
         ShortConvolution(3, 0)
     with pytest.raises(ValueError, match="over both sides has no state"):
         convolution(3, causal=False)(inputs(1, 4), return_state=True)
-    with pytest.raises(ValueError, match="cu_seqlens goes with neither key_mask nor lengths"):
-        convolution(3)(inputs(1, 4), cu_seqlens=torch.tensor([0, 4]), lengths=torch.tensor([4]))
+    with pytest.raises(ValueError, match="key_mask and cu_seqlens do not go together"):
+        convolution(3)(inputs(1, 4), cu_seqlens=torch.tensor([0, 4]), key_mask=torch.ones(1, 4).bool())
 
 
 @pytest.mark.parametrize("size", [3, 35])
@@ -226,3 +227,22 @@ def test_nothing_is_nothing(size):
         y, _ = layer(x)
         assert y.shape == shape
         y.sum().backward()
+
+
+def test_what_does_not_fit_is_refused():
+    """Rows behind the first, and tokens behind the last bound, were dropped or mixed."""
+    made, x = ShortConvolution(4, 3), torch.randn(2, 6, 4)
+    bounds, state = torch.tensor([0, 2, 6]), torch.zeros(2, 2, 4)
+    for inputs, options, message in (
+        (x[0], {}, "x must have shape [B, T, 4], but got [6, 4]"),
+        (x[..., :3], {}, "x must have shape [B, T, 4], but got [2, 6, 3]"),
+        (x, {"cu_seqlens": bounds}, "cu_seqlens needs a batch of 1"),
+        (x[:1], {"cu_seqlens": torch.tensor([0, 2, 5])}, "must end at the length of the row, 6"),
+        (x[:1], {"cu_seqlens": bounds, "state": state[:1]}, "for each of the 2 documents"),
+        (x, {"state": state[:1]}, "for each of the 2 rows"),
+        (x, {"state": state[:, :1]}, "state must have shape [2, 2, 4]"),
+        (x, {"lengths": torch.tensor([6, 9])}, "lengths must be from 0 to Tk = 6"),
+        (x[:1], {"lengths": torch.tensor([6]), "cu_seqlens": bounds}, "do not go together"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            made(inputs, **options)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from cosformer.attention.checks import check_tensors, checked_mask
 from cosformer.attention.traits import Traits
 from cosformer.ops.one_token import StepWeights
+from cosformer.ops.validation import check_packing, check_rows, mask_of_lengths
 
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
@@ -87,7 +89,7 @@ class Attention(nn.Module, ABC):
         """[B, Tq, H, Dv] and, with `return_state`, the state after this call's keys.
 
         The arguments are those of `cosformer_attention`, with the same meaning for every mechanism. `lengths`
-        int64 [B] says how many of this call's columns belong to each row: the rest are padding, hidden
+        [B] says how many of this call's columns belong to each row: the rest are padding, hidden
         from every query, and the state is that after the last column that is not.
         """
         self._check(q, k, v)
@@ -112,17 +114,22 @@ class Attention(nn.Module, ABC):
                     f"attention {self.name!r} cannot serve this call: {what} was asked for, but its trait "
                     f"{trait} is False. Its `traits` say what it can do."
                 )
-        if state is not None and not isinstance(state, self.state_type or ()):
-            wanted = "none" if self.state_type is None else self.state_type.__name__
-            raise TypeError(
-                f"state must be a {wanted} for attention {self.name!r}, but got {type(state).__name__}."
-            )
+        if state is not None:
+            if not isinstance(state, self.state_type or ()):
+                wanted = "none" if self.state_type is None else self.state_type.__name__
+                raise TypeError(
+                    f"state must be a {wanted} for attention {self.name!r}, but got {type(state).__name__}."
+                )
+            check_rows(state.batch, q, cu_seqlens)
+        key_mask = checked_mask(key_mask, k)
+        if cu_seqlens is not None:
+            check_packing(cu_seqlens, q, k, key_mask, query_offset)
         more: dict[str, Any] = {}
         if lengths is not None:
             if self.takes_lengths:
                 more["lengths"] = lengths
             else:
-                key_mask = within_lengths(lengths, k, key_mask, cu_seqlens)
+                key_mask = mask_of_lengths(lengths, key_mask, k, cu_seqlens)
         out, after = self.attend(
             q, k, v, causal=causal, key_mask=key_mask, query_offset=query_offset, cu_seqlens=cu_seqlens,
             state=state, return_state=return_state, **more,
@@ -130,16 +137,12 @@ class Attention(nn.Module, ABC):
         if after is None:
             return out
         if lengths is not None and not self.takes_lengths:
-            after = with_positions(after, lengths if state is None else state.positions + lengths, after.seen)
+            past = 0 if state is None else state.positions
+            after = with_positions(after, lengths.to(torch.int64) + past, after.seen)
         return out, after
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            if not isinstance(x, Tensor) or x.dim() != 4:
-                got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-                raise ValueError(f"{name} must be a tensor [batch, time, heads, head size], but got {got}.")
-        if q.shape[2] % k.shape[2] != 0:
-            raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
+        check_tensors(q, k, v, self.traits.reads)
 
     @classmethod
     def traits_with(cls, **parameters: Any) -> Traits:
@@ -205,16 +208,3 @@ class Attention(nn.Module, ABC):
         if self.traits.recurrent:
             raise NotImplementedError(f"attention {self.name!r} is recurrent and must give its state_size.")
         return 0
-
-
-def within_lengths(lengths: Tensor, k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-    """key_mask [B, Tk] that hides the columns after each row's length."""
-    if cu_seqlens is not None:
-        raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
-    if lengths.shape != k.shape[:1] or lengths.dtype != torch.int64:
-        raise ValueError(
-            f"lengths must be int64 of shape [B] = [{k.shape[0]}], but got {lengths.dtype} of shape "
-            f"{list(lengths.shape)}."
-        )
-    real = torch.arange(k.shape[1], device=k.device) < lengths[:, None]
-    return real if key_mask is None else key_mask & real

@@ -1,7 +1,43 @@
-"""Checks of parameters that several mechanisms share."""
+"""Checks of calls, and of parameters that several mechanisms share."""
 
 from numbers import Integral
 from typing import Any
+
+from torch import Tensor
+
+from cosformer.attention.traits import Reads
+from cosformer.ops.validation import check_mask
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, reads: Reads) -> None:
+    """Whether q, k and v have the layout of the operator and belong together. Dtypes may differ, as they do
+    under autocast, and any of them may be empty; a head size that is not read may be anything."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a tensor [batch, time, heads, head size], but got {got}.")
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[0] != q.shape[0]:
+            raise ValueError(
+                f"{name} must have q's batch size {q.shape[0]}, but got {x.shape[0]} (shape {list(x.shape)})."
+            )
+    if v.shape[1] != k.shape[1]:
+        raise ValueError(f"v must have k's length {k.shape[1]}, but got {v.shape[1]}.")
+    if v.shape[2] != k.shape[2]:
+        raise ValueError(f"v must have k's {k.shape[2]} heads, but got {v.shape[2]}.")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
+        raise ValueError(f"q must have a multiple of k's {k.shape[2]} heads, but got {q.shape[2]}.")
+    if reads == "qkv" and k.shape[3] != q.shape[3]:
+        raise ValueError(f"k must have q's head size {q.shape[3]}, but got {k.shape[3]}.")
+
+
+def checked_mask(key_mask: Tensor | None, k: Tensor) -> Tensor | None:
+    """bool [B, Tk]; one row is for all."""
+    if key_mask is None:
+        return None
+    for_all = isinstance(key_mask, Tensor) and key_mask.shape[:1] == (1,)
+    check_mask(key_mask, k[:1] if for_all else k)
+    return key_mask.expand(k.shape[0], -1)
 
 
 def count(name: str, value: Any) -> int:

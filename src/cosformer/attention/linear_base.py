@@ -77,12 +77,6 @@ class LinearAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, key_mask: Tensor | None,
         query_offset: int | None, cu_seqlens: Tensor | None, state: LinearState | None, return_state: bool,
     ) -> tuple[Tensor, LinearState | None]:  # fmt: skip
-        if cu_seqlens is not None and key_mask is not None:
-            raise ValueError(
-                "key_mask and cu_seqlens do not go together: a packed row has no padding to hide."
-            )
-        if cu_seqlens is not None and query_offset:
-            raise ValueError(f"query_offset must be left out with cu_seqlens, but got {query_offset}.")
         if state is None and not return_state and q.numel() and k.numel() and can_fuse(q):
             fused = self._fused(q, k, v, causal, key_mask, query_offset, cu_seqlens)
             if fused is not None:
@@ -106,8 +100,6 @@ class LinearAttention(Attention):
         """By the kernels of cosFormer's operator, whose cosine is 1 where the horizon is endless; None where
         they cannot serve."""
         q, k, v = under_autocast(q, k, v)
-        if key_mask is not None and key_mask.shape[0] == 1:
-            key_mask = key_mask.expand(k.shape[0], -1)
         with torch.autocast(q.device.type, enabled=False):
             k, v = k.to(q.dtype), v.to(q.dtype)
             features = self.before_relu(q, k)
@@ -183,8 +175,6 @@ class LinearAttention(Attention):
         if after is None:
             like = k.new_empty(1, 0, k.shape[2], self.feature_dim(k.shape[3]))
             after = LinearState.zeros(like, v, count)
-        if after.batch != count:
-            raise ValueError(f"state must have a row for each of {count} documents, but got {after.batch}.")
         sums, ones = after.numerator, after.denominator
         out = q.new_zeros(*q.shape[:3], v.shape[3])
         for b in bundles(bounds, q.device):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosformer.attention.base import Attention, State, within_lengths
+from cosformer.attention.base import Attention, State
 from cosformer.attention.hidden_keys import can_hide, with_columns
 from cosformer.attention.kv import KeyValueState
 from cosformer.attention.registry import register
@@ -25,7 +25,7 @@ from cosformer.attention.visible import visible, windows_of_heads, within_window
 from cosformer.attention.window_state import WindowState
 from cosformer.ops.one_token import StepWeights
 from cosformer.ops.packing import document_bounds
-from cosformer.ops.validation import offset_of
+from cosformer.ops.validation import mask_of_lengths, offset_of
 
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
@@ -79,7 +79,7 @@ class Softmax(Attention):
     ) -> tuple[Tensor, State | None]:  # fmt: skip
         windows = windows_of_heads(self.windows, k.shape[2])
         if lengths is not None:
-            key_mask = within_lengths(lengths, k, key_mask, cu_seqlens)
+            key_mask = mask_of_lengths(lengths, key_mask, k, cu_seqlens)
         if cu_seqlens is not None:
             return self._packed(q, k, v, cu_seqlens, causal), None
         offset = offset_of(query_offset, q, k, causal)

@@ -57,8 +57,6 @@ class CosformerAttention(Projections):
         self.attention = Cosformer(
             horizon=horizon, windows=windows, eps=eps, backend=backend, num_kv_heads=self.num_kv_heads
         )
-        self.horizon, self.windows = self.attention.horizon, self.attention.windows
-        self.eps, self.backend = self.attention.eps, self.attention.backend
 
     def forward(
         self,
@@ -85,6 +83,22 @@ class CosformerAttention(Projections):
             return self.merge(result)
         out, after = result
         return self.merge(out), after
+
+    @property
+    def horizon(self) -> float | None:
+        return self.attention.horizon
+
+    @property
+    def windows(self) -> tuple[int | None, ...] | None:
+        return self.attention.windows
+
+    @property
+    def eps(self) -> float:
+        return self.attention.eps
+
+    @property
+    def backend(self) -> str:
+        return self.attention.backend
 
     def extra_repr(self) -> str:
         return (

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cosformer.ops.checks import flag, positive_int
+from cosformer.ops.checks import flag, positive_int, readable
+from cosformer.ops.packing import document_bounds
+from cosformer.ops.validation import check_lengths, check_packing, check_rows
 
 if TYPE_CHECKING:
     from cosformer.distributed.shard import Shard
@@ -76,14 +78,30 @@ class ShortConvolution(nn.Module):
                 "a convolution over both sides has no state: what comes later would change what was said. "
                 "Use causal=True."
             )
-        if cu_seqlens is not None and (key_mask is not None or lengths is not None):
-            raise ValueError(
-                "cu_seqlens goes with neither key_mask nor lengths: a packed row has no padding."
-            )
+        self._check(x, lengths, cu_seqlens, state)
+        if cu_seqlens is not None:
+            check_packing(cu_seqlens, x, x, key_mask, None)
+            if readable(cu_seqlens):
+                document_bounds(cu_seqlens, x.shape[1])
         x = _without_padding(x, key_mask, lengths)
         if cu_seqlens is None:
             return self._rows(x, lengths, state, return_state)
         return self._packed(x, cu_seqlens, state, return_state)
+
+    def _check(
+        self, x: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None, state: Tensor | None
+    ) -> None:
+        if x.dim() != 3 or x.shape[2] != self.channels:
+            raise ValueError(f"x must have shape [B, T, {self.channels}], but got {list(x.shape)}.")
+        if lengths is not None:
+            check_lengths(lengths, x.shape[0], x.shape[1], x.device, cu_seqlens)
+        if state is not None:
+            rows = check_rows(state.shape[0], x, cu_seqlens)
+            if state.shape[1:] != (self.memory, self.channels):
+                raise ValueError(
+                    f"state must have shape {[rows, self.memory, self.channels]}, the last {self.memory} "
+                    f"inputs of each row, but got {list(state.shape)}."
+                )
 
     def over_group(self, x: Tensor, shard: "Shard", lengths: Tensor | None) -> Tensor:
         """y [B, L, channels] of the shard of one rank; `lengths` [B] counts columns of the whole sequence."""

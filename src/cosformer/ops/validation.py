@@ -26,7 +26,7 @@ def check_lengths(
         )
     if cu_seqlens is not None:
         raise ValueError("lengths and cu_seqlens do not go together: a packed row has no padding.")
-    if readable(lengths):
+    if readable(lengths) and rows:
         least, most = (int(n) for n in lengths.aminmax())
         if least < 0 or most > columns:
             raise ValueError(
@@ -57,9 +57,9 @@ def check_call(
     """Whether the tensors of a call fit together."""
     _check_tensors(q, k, v, state)
     if key_mask is not None:
-        _check_mask(key_mask, k)
+        check_mask(key_mask, k)
     if cu_seqlens is not None:
-        _check_packing(cu_seqlens, q, k, key_mask, query_offset)
+        check_packing(cu_seqlens, q, k, key_mask, query_offset)
     if state is not None:
         _check_state(state, q, k, v, cu_seqlens)
 
@@ -114,7 +114,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, state: CosformerState | None
         )
 
 
-def _check_mask(key_mask: Tensor, k: Tensor) -> None:
+def check_mask(key_mask: Tensor, k: Tensor) -> None:
     if not isinstance(key_mask, Tensor):
         raise TypeError(f"key_mask must be a bool tensor [B, Tk], but got {type(key_mask).__name__}.")
     if key_mask.dtype != torch.bool:
@@ -131,11 +131,7 @@ def _check_mask(key_mask: Tensor, k: Tensor) -> None:
 def _check_state(state: CosformerState, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> None:
     if not isinstance(state, CosformerState):
         raise TypeError(f"state must be a CosformerState, but got {type(state).__name__}.")
-    rows, kind = (q.shape[0], "rows of the batch")
-    if cu_seqlens is not None:
-        rows, kind = (cu_seqlens.shape[0] - 1, "documents of cu_seqlens")
-    if state.batch != rows:
-        raise ValueError(f"state must have one row for each of the {rows} {kind}, but got {state.batch}.")
+    rows = check_rows(state.batch, q, cu_seqlens)
     windows = check_windows(state.windows, k.shape[2])
     plain = k.shape[2] if windows is None else windows.count(0)
     expected = (rows, plain, 2, k.shape[3], v.shape[3])
@@ -169,7 +165,17 @@ def _check_state(state: CosformerState, q: Tensor, k: Tensor, v: Tensor, cu_seql
         )
 
 
-def _check_packing(
+def check_rows(batch: int, q: Tensor, cu_seqlens: Tensor | None) -> int:
+    """The number of rows that a state of this batch must have, and has."""
+    rows, kind = (q.shape[0], "rows of the batch")
+    if cu_seqlens is not None:
+        rows, kind = (cu_seqlens.shape[0] - 1, "documents of cu_seqlens")
+    if batch != rows:
+        raise ValueError(f"state must have one row for each of the {rows} {kind}, but got {batch}.")
+    return rows
+
+
+def check_packing(
     cu_seqlens: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None, query_offset: int | None
 ) -> None:
     if not isinstance(cu_seqlens, Tensor):

@@ -13,7 +13,6 @@ __all__ = [
     "Run",
     "best",
     "evaluate",
-    "pretrained",
     "pretraining",
     "recipes",
     "train",

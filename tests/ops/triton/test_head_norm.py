@@ -1,5 +1,7 @@
 """RMSNorm of heads by a kernel, against PyTorch's in float64; on a GPU, and else in Triton's interpreter."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton", reason="the package triton is not installed (there are none for this platform)")
 
 from cosformer.nn import norm
+from cosformer.ops.gpu import head_norm
 from cosformer.ops.gpu.head_norm import HeadNorm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,3 +88,25 @@ def test_a_module_takes_the_kernel_where_there_is_much_to_do(monkeypatch):
     assert not made(x[:, :8]).isnan().any()
     monkeypatch.setattr(norm, "FEWEST_NUMBERS", 2**60)
     torch.testing.assert_close(ours, made(x), rtol=2**-6, atol=2**-6)
+
+
+def test_it_starts_on_the_device_of_its_tensors(monkeypatch):
+    """Which need not be the current one: layers of a model may lie on several."""
+    inside, outside = [], []
+
+    @contextmanager
+    def entered(x):
+        inside.append(x)
+        yield
+        inside.pop()
+
+    def launched(*arguments, **options):
+        outside.append(not inside)
+        return launch(*arguments, **options)
+
+    launch = head_norm.cached_call
+    monkeypatch.setattr(head_norm, "on_device", entered)
+    monkeypatch.setattr(head_norm, "cached_call", launched)
+    x, weight = torch.randn(1, 4, 2, 16, device=DEVICE), torch.randn(16, device=DEVICE)
+    results(lambda x, w: HeadNorm.apply(x, w, 1e-5), x, weight, x)
+    assert outside == [False, False]

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from cosformer.ops.gpu.blocks import power_of_two
-from cosformer.ops.gpu.launch_cache import cached_call
+from cosformer.ops.gpu.launch_cache import cached_call, on_device
 from cosformer.ops.gpu.launch_plan import LaunchPlan
 from cosformer.ops.gpu.partition import sm_count
 
@@ -102,7 +102,8 @@ class HeadNorm(torch.autograd.Function):
         own = weight.to(x.dtype)  # as PyTorch's: calls of every size give the same numbers
         ctx.save_for_backward(x, weight, own)
         ctx.eps = eps
-        y: Tensor = cached_call(_forward, (x, own), (eps,), replayable=True)[0]
+        with on_device(x):
+            y: Tensor = cached_call(_forward, (x, own), (eps,), replayable=True)[0]
         return y
 
     @staticmethod
@@ -115,5 +116,6 @@ class HeadNorm(torch.autograd.Function):
             dx, dw = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
             return dx, dw, None
         inputs = (g.contiguous(), x, own)
-        dx, dw = cached_call(_backward, inputs, (ctx.eps,), replayable=True)
+        with on_device(x):
+            dx, dw = cached_call(_backward, inputs, (ctx.eps,), replayable=True)
         return dx, dw.sum(0).to(weight.dtype), None

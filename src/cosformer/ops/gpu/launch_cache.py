@@ -11,6 +11,7 @@ state) is looked up by `inference_key` before validation and dispatch, and repla
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -153,3 +154,10 @@ def ensure_cuda_context(device: torch.device) -> None:
     if device not in devices:
         torch.cuda.mem_get_info(device)
         _thread.devices = (*devices, device)
+
+
+def on_device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
+    """Kernels start on the current device: make that the tensors' own."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)

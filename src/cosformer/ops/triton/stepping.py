@@ -5,8 +5,8 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.gpu.carried_state import State
+from cosformer.ops.gpu.launch_cache import on_device
 from cosformer.ops.gpu.windows import step as windows
-from cosformer.ops.gpu.windows.heads import on_device
 from cosformer.ops.triton import run
 
 

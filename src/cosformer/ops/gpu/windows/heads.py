@@ -1,7 +1,6 @@
 """A GPU backend for heads with and without windows: as one launch plan where it can be (one_plan.py), else
 the backend's own kernels for heads without a window and the portable ones (launch.py) for the others."""
 
-from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.autograd import Forward, Gradients, Saved, Shape, Upstream
-from cosformer.ops.gpu.launch_cache import Replay
+from cosformer.ops.gpu.launch_cache import Replay, on_device
 from cosformer.ops.gpu.windows import launch, one_plan
 from cosformer.ops.windowed import Triple, WindowedBackend
 
@@ -97,13 +96,6 @@ class GpuBackend:
             grad, args.q, args.k, args.v, saved.out, saved.den, *into, table_of(args), args.key_mask,
             args.cu_seqlens, args.causal, args.query_offset, args.eps,
         )  # fmt: skip
-
-
-def on_device(x: Tensor) -> torch.cuda.device | nullcontext[None]:
-    """Kernels start on the current device: make that the tensors' own."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(x.device)
 
 
 def table_of(args: AttentionArgs) -> launch.WindowTable:
