@@ -16,6 +16,8 @@ from cosformer.terminal import Progress
 if TYPE_CHECKING:
     import torch
 
+    from cosformer.models.continuation import Continuation
+
 HELP = "text from a saved model, as it is made"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer
 demo` wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may
@@ -165,22 +167,23 @@ class TokenStreamer:
 
     def __init__(self, tokenizer: Any, write: Callable[[str], object]):
         self.tokenizer, self.write = tokenizer, write
-        self.waiting: list[int] = []
-        self.tokens = -1  # the first call passes the prompt
+        self.text: Continuation | None = None  # the first call passes the prompt
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self.text is None else len(self.text.tokens)
 
     def put(self, ids: torch.Tensor) -> None:
-        self.tokens += 1
-        if self.tokens == 0:
-            return
-        self.waiting += ids.flatten().tolist()
-        text = self.tokenizer.decode(self.waiting, skip_special_tokens=True)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}") or len(self.waiting) > 4:
-            self.write(text)
-            self.waiting = []
+        from cosformer.models.continuation import Continuation
+
+        if self.text is None:
+            self.text = Continuation(self.tokenizer, ids.flatten().tolist())
+        else:
+            self.write(self.text.add(ids.flatten().tolist()))
 
     def end(self) -> None:
-        self.write(self.tokenizer.decode(self.waiting, skip_special_tokens=True))
-        self.waiting = []
+        if self.text is not None:
+            self.write(self.text.rest())
 
 
 def stream_generate(
@@ -267,9 +270,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         stream_generate(model, ids, args.tokens, streamer, Progress(every=5.0), **how)
     except KeyboardInterrupt:
-        raise Stopped(
-            f"stopped after {max(streamer.tokens, 0)} tokens; only the text above is kept."
-        ) from None
+        raise Stopped(f"stopped after {streamer.tokens} tokens; only the text above is kept.") from None
     finally:
         print()
     return 0

@@ -144,9 +144,9 @@ def _in_order(
 ) -> Iterator[dict[str, Any]]:
     """The record of each line from `begun` on, in order; a text that is finished early waits for others."""
     from cosformer.models.batching import generate_many
+    from cosformer.models.continuation import continuation
 
-    numbers: list[int] = []
-    prompts: list[torch.Tensor] = []
+    read: dict[int, torch.Tensor] = {}
     for number, line in enumerate(lines):
         if "error" not in line:
             try:
@@ -155,15 +155,16 @@ def _in_order(
                 line["error"] = str(error)
                 continue
             if number >= begun:
-                numbers.append(number)
-                prompts.append(ids)
+                read[number] = ids
     finished: dict[int, dict[str, Any]] = {}
     size = args.batch_size or BATCH
-    made = generate_many(model, prompts, tokens=args.tokens, batch_size=size, choice=choice, numbers=numbers)
+    made = generate_many(
+        model, list(read.values()), tokens=args.tokens, batch_size=size, choice=choice, numbers=list(read)
+    )
     for number in range(begun, len(lines)):
         while "error" not in lines[number] and number not in finished:
             other, tokens = next(made)
-            text = tokenizer.decode(tokens, skip_special_tokens=True)
+            text = continuation(tokenizer, read.pop(other).tolist(), tokens)
             finished[other] = {"text": text, "tokens": len(tokens)}
         yield finished.pop(number, {})
 

@@ -233,7 +233,8 @@ class StateLayer(CacheLayerMixin):
             return
         if keep <= 0:
             self.state, self.columns = None, 0
-            return  # the memory of a source stays: it does not belong to the text
+            self.memory = None  # another source may come with the next text
+            return
         cut: Any = self.state
         self.state, self.columns = cut.crop(keep), keep
 

@@ -152,7 +152,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
         """Whether every token of a call is real."""
         if mask is None:
             return True
-        return bool(self.model.own_mask(mask, ids.shape[0], ids.shape[1], cache.get_seq_length()).all())
+        return bool(self.model.own_mask(mask, ids.shape[0], ids.shape[1], cache.past).all())
 
 
 class CosformerForMaskedLM(_LanguageModel):

@@ -16,7 +16,7 @@ from cosformer.models.cache import CosformerCache, checked
 from cosformer.models.config import CosformerConfig
 from cosformer.models.horizon import HorizonError
 from cosformer.models.keywords import packed_bounds, refuse_misspelt
-from cosformer.models.layout import Layout
+from cosformer.models.layout import Layout, Past
 from cosformer.models.step import fast_step
 from cosformer.nn import CrossAttentionState, build_norm
 from cosformer.ops.checks import readable
@@ -254,8 +254,7 @@ class CosformerModel(CosformerPreTrainedModel):
             if batch != 1:
                 raise ValueError(f"cu_seqlens needs a batch of 1 (one packed row), but got {batch}.")
             return self._within(layouts.packed(cu_seqlens, length), None)
-        columns = 0 if past is None else past.columns
-        mask = None if attention_mask is None else self.own_mask(attention_mask, batch, length, columns)
+        mask = None if attention_mask is None else self.own_mask(attention_mask, batch, length, past)
         if mask is None or (readable(mask) and mask.all()):  # of ones, it hides nothing
             layout = layouts.whole(batch, length, x.device, past)
         else:
@@ -265,23 +264,35 @@ class CosformerModel(CosformerPreTrainedModel):
             layouts.check_positions(position_ids, layout)
         return layout
 
-    def own_mask(self, mask: Tensor, batch: int, length: int, columns: int) -> Tensor:
-        """The part of attention_mask that belongs to this call, as bool."""
+    def own_mask(self, mask: Tensor, batch: int, length: int, past: Past | None) -> Tensor:
+        """The part of attention_mask that belongs to this call, as bool. The rest must say of the columns
+        before it what the cache has read: its state can forget no token."""
+        columns = 0 if past is None else past.columns
         if mask.dim() != 2 or mask.shape != (batch, columns + length):
             raise ValueError(
                 f"attention_mask must have shape [B, T] = [{batch}, {columns + length}]"
                 f"{' (the cache included)' if columns else ''}, 1 for real tokens and 0 for padding, but got "
                 f"{list(mask.shape)}."
             )
-        own = mask[:, columns:]
-        if mask.dtype != torch.bool and readable(mask):
-            wrong = (own != 0) & (own != 1)
+        if not readable(mask):
+            return mask[:, columns:] != 0
+        if mask.dtype != torch.bool:
+            wrong = (mask != 0) & (mask != 1)
             if wrong.any():
                 raise ValueError(
                     "attention_mask must hold 1 for real tokens and 0 for padding, or be bool, but got "
-                    f"{own[wrong][0].item():g}: a mask to be added to scores is not understood here."
+                    f"{mask[wrong][0].item():g}: a mask to be added to scores is not understood here."
                 )
-        return own != 0
+        if past is not None:
+            told = mask[:, :columns].sum(1)
+            for row in (told != past.positions).nonzero()[:1, 0].tolist():
+                raise ValueError(
+                    f"attention_mask has {int(told[row])} real tokens among the {columns} columns before "
+                    f"this call in row {row}, but past_key_values has read {int(past.positions[row])}, and "
+                    "cannot forget or add any. A row that ended early in generate() has read its padding as "
+                    "tokens: go on from a snapshot() of the cache, or read the texts again without one."
+                )
+        return mask[:, columns:] != 0
 
     @property
     def limit(self) -> int | None:
@@ -314,6 +325,6 @@ class CosformerModel(CosformerPreTrainedModel):
         if mask is None:
             return hidden, None
         own = layouts.padded(
-            self.own_mask(mask, hidden.shape[0], hidden.shape[1], 0), None, hidden.shape[1], keeps=False
+            self.own_mask(mask, hidden.shape[0], hidden.shape[1], None), None, self.limit, keeps=False
         )
         return own.pack(hidden), own.real

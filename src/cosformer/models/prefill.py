@@ -41,8 +41,10 @@ def chunked_prefill(
     own = {"input_ids": input_ids, "inputs_embeds": inputs_embeds, "position_ids": position_ids}
     parts = {name: x.expand(batch, *x.shape[1:]) for name, x in own.items() if x is not None}
     past = cache.past
-    columns = 0 if past is None else past.columns
-    real = None if attention_mask is None else model.own_mask(attention_mask, batch, length, columns)
+    real = before = None
+    if attention_mask is not None:
+        real = model.own_mask(attention_mask, batch, length, past)
+        before = attention_mask[:, :-length] != 0
     longest = length + cache.seen
     if real is not None and real.all():
         real = None
@@ -52,14 +54,13 @@ def chunked_prefill(
         order = real.to(torch.uint8).argsort(dim=1, stable=True)  # padding first
         parts = {name: _along(x, order) for name, x in parts.items()}
         real = _along(real, order)
-        before = real.new_ones(batch, columns)
     model.check_length(longest, cache)
     kept = cache.snapshot()
     output = None
     try:
         for start in range(0, length, size):
             stop = min(start + size, length)
-            mask = None if real is None else torch.cat([before, real[:, :stop]], 1)
+            mask = None if real is None or before is None else torch.cat([before, real[:, :stop]], 1)
             output = model(
                 **{name: x[:, start:stop] for name, x in parts.items()},
                 attention_mask=mask,

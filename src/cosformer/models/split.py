@@ -201,7 +201,7 @@ def _shard(model: Any, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None
     if mask is None:
         model.check_length(shard.total, None)
     else:
-        own = model.own_mask(mask, batch, length, 0)
+        own = model.own_mask(mask, batch, length, None)
         if own.device.type == "cpu" and (own[:, 1:] & ~own[:, :-1]).any():
             raise ValueError(_PADDED)
     return shard

@@ -46,7 +46,7 @@ def fast_step(
         or any(entry.made_with != (x.dtype, device) for entry in cache.layers)
     ):
         return None
-    if attention_mask is not None and not model.own_mask(attention_mask, x.shape[0], 1, past.columns).all():
+    if attention_mask is not None and not model.own_mask(attention_mask, x.shape[0], 1, past).all():
         return None
     states = [entry.parts_for_step() for entry in cache.layers]
     memories = [entry.memory for entry in cache.layers]

@@ -99,7 +99,7 @@ class BatchManager(GenerateManager):
         if self._shares(gen_config):
             stream = Stream(processor, asyncio.get_running_loop())
             self._submit(model, ids, gen_config, stream)
-            return await stream.whole(), ids.shape[1], stream.tokens
+            return await stream.whole(), ids.shape[1], stream.text.tokens
         given = {**inputs, "stopping_criteria": StoppingCriteriaList([_Gone(gone())])}
         made = asyncio.ensure_future(
             super().generate_non_streaming(model, processor, given, gen_config, request_id)

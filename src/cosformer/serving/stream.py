@@ -6,8 +6,9 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from tokenizers.decoders import DecodeStream
 from transformers.cli.serving.utils import _GenerationCancelled, _StreamError
+
+from cosformer.models.continuation import Continuation
 
 # Events of the current request, set once its client has disconnected or has its answer; None outside of one.
 GONE: ContextVar[list[threading.Event] | None] = ContextVar("gone", default=None)
@@ -30,17 +31,15 @@ class Stream:
 
     def __init__(self, tokenizer: Any, loop: asyncio.AbstractEventLoop):
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.tokens: list[int] = []
+        self.text = Continuation(tokenizer)
         self.cancelled = gone()
-        self._tokenizer, self._loop = tokenizer.backend_tokenizer, loop
-        self._decoder = DecodeStream([], skip_special_tokens=True)
-        self._sent = 0  # characters
+        self._loop = loop
         self._seen_prompt = False
         self._error: Exception | None = None
 
     @property
     def total_tokens(self) -> int:
-        return len(self.tokens)
+        return len(self.text.tokens)
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -55,14 +54,12 @@ class Stream:
         self._seen_prompt = True
 
     def say(self, token: int) -> None:
-        self.tokens.append(token)
-        text = self._decoder.step(self._tokenizer, token)
+        text = self.text.add([token])
         if text:
-            self._sent += len(text)
             self._send(text)
 
     def end(self, error: Exception | None = None) -> None:
-        rest = self._tokenizer.decode(self.tokens, skip_special_tokens=True)[self._sent :]
+        rest = self.text.rest()
         if rest:
             self._send(rest)
         if error is not None:

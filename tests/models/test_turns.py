@@ -1,0 +1,61 @@
+"""Going on from a cache: a mask says of the columns before a call what the cache has read."""
+
+import pytest
+import torch
+
+from cosformer.models import CosformerCache, CosformerForCausalLM, CosformerForConditionalGeneration
+from tests.models.tiny import build, close, having, tokens
+
+
+def mask_of(*rows):
+    return torch.tensor(rows)
+
+
+@having(recurrent=True, causal=True)
+def test_a_mask_that_hides_what_was_read_is_refused(mechanism):
+    """As after generate() in a batch, where a row that ended early has read its padding."""
+    net, ids, new = build(CosformerForCausalLM, attention=mechanism), tokens(2, 6), tokens(2, 3)
+    whole = torch.ones(2, 9, dtype=torch.int64)
+    ended = whole.clone()
+    ended[1, 4:6] = 0
+    for steps in (3, 1):  # several tokens, and the way of one
+        cache = CosformerCache(net.config)
+        with torch.no_grad():
+            net(ids, past_key_values=cache)
+            with pytest.raises(ValueError, match=r"has 4 real tokens among the 6 columns .* has read 6"):
+                net(new[:, :steps], attention_mask=ended[:, : 6 + steps], past_key_values=cache)
+            told = net(new[:, :steps], attention_mask=whole[:, : 6 + steps], past_key_values=cache)
+            close(told.logits, net(torch.cat([ids, new[:, :steps]], 1)).logits[:, 6:])
+
+
+def test_a_mask_that_adds_to_what_was_read_is_refused():
+    net, ids, new = build(CosformerForCausalLM), tokens(1, 6), tokens(1, 2)
+    cache = CosformerCache(net.config)
+    net(ids, attention_mask=mask_of([0, 0, 1, 1, 1, 1]), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"has 6 real tokens among the 6 columns .* row 0, .* has read 4"):
+        net(new, attention_mask=torch.ones(1, 8), past_key_values=cache)
+    mask = mask_of([0, 0, 1, 1, 1, 1, 1, 1])
+    out = net(new, attention_mask=mask, past_key_values=cache).logits
+    close(out, net(torch.cat([ids[:, 2:], new], 1)).logits[:, 4:])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_a_source_does_not_count_towards_its_end(side):
+    net = build(CosformerForConditionalGeneration, max_position_embeddings=16)
+    own, target = tokens(1, 10), tokens(1, 4)
+    source, mask = torch.full((1, 18), 5), torch.zeros(1, 18, dtype=torch.int64)
+    at = slice(0, 10) if side == "right" else slice(8, 18)
+    source[:, at], mask[:, at] = own, 1
+    out = net(source, attention_mask=mask, decoder_input_ids=target).logits
+    close(out, net(own, decoder_input_ids=target).logits)
+
+
+def test_a_cache_without_text_has_no_source():
+    """Another one may come with the next text."""
+    net = build(CosformerForConditionalGeneration)
+    one, other, text = tokens(1, 9), tokens(1, 7), tokens(1, 5)
+    cache = CosformerCache(net.config)
+    net(one, decoder_input_ids=text, past_key_values=cache)
+    cache.crop(-5)
+    out = net(other, decoder_input_ids=text, past_key_values=cache).logits
+    close(out, net(other, decoder_input_ids=text).logits)
