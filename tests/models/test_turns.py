@@ -28,6 +28,38 @@ def test_a_mask_that_hides_what_was_read_is_refused(mechanism):
             close(told.logits, net(torch.cat([ids, new[:, :steps]], 1)).logits[:, 6:])
 
 
+@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("told", [True, False], ids=["mask", "no mask"])
+@having(recurrent=True, causal=True)
+def test_a_row_that_ended_early_goes_on_as_alone(mechanism, told, how):
+    """Two turns of a batch: what a row reads behind its end is padding, and no part of its text."""
+    net = build(CosformerForCausalLM, attention=mechanism)
+    ids, pad = tokens(2, 6), 0
+    torch.manual_seed(1)
+    free = net.generate(ids, max_new_tokens=8, eos_token_id=None, pad_token_id=pad, **how)
+    end = next(
+        t for t in free[0, 7:].tolist() if t not in (pad, *free[1].tolist())
+    )  # ends the first row alone
+    cache = CosformerCache(net.config)
+    torch.manual_seed(1)
+    made = net.generate(
+        ids, max_new_tokens=8, eos_token_id=end, pad_token_id=pad, past_key_values=cache, **how
+    )
+    ended = 6 + made[0, 6:].tolist().index(end) + 1
+    assert ended < made.shape[1]
+    assert (made[0, ended:] == pad).all()
+    mask = torch.ones_like(made)
+    mask[0, ended:] = 0
+    new = tokens(2, 3)
+    text, mask = torch.cat([made, new], 1), torch.cat([mask, torch.ones_like(new)], 1)
+    again = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": pad}
+    options = {"attention_mask": mask} if told else {}
+    out = net.generate(text, **options, past_key_values=cache, **again)[:, text.shape[1] :]
+    for row, own in enumerate((torch.cat([made[0, :ended], new[0]]), text[1])):
+        alone = net.generate(own[None], **again)[0, len(own) :]
+        assert out[row].tolist() == alone.tolist()
+
+
 def test_a_mask_that_adds_to_what_was_read_is_refused():
     net, ids, new = build(CosformerForCausalLM), tokens(1, 6), tokens(1, 2)
     cache = CosformerCache(net.config)

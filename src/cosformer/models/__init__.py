@@ -14,6 +14,8 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from cosformer import registration
 from cosformer.models.cache import CosformerCache
 from cosformer.models.classification import (
@@ -55,6 +57,8 @@ __all__ = [
 AutoConfig.register("cosformer", CosformerConfig)
 AutoModel.register(CosformerConfig, CosformerModel)
 AutoModelForCausalLM.register(CosformerConfig, CosformerForCausalLM)
+# By this transformers' Trainer knows that labels are moved by one, where it smooths them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["cosformer"] = CosformerForCausalLM.__name__
 AutoModelForMaskedLM.register(CosformerConfig, CosformerForMaskedLM)
 AutoModelForSequenceClassification.register(CosformerConfig, CosformerForSequenceClassification)
 AutoModelForTokenClassification.register(CosformerConfig, CosformerForTokenClassification)

@@ -86,6 +86,7 @@ class CosformerCache(Cache):
     ) -> None:
         super().__init__(layers=layers)
         self.decoding: Decoding | None = None  # compiled steps, where generate() uses them
+        self.ends: tuple[Tensor, Tensor] | None = None  # padding behind a row's end, and what ends one
         self.capacity = 0  # columns of static states that grow; further steps are not compiled
         self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
         self.fits: CosformerConfig | None = None  # that it was last found to fit
@@ -99,7 +100,7 @@ class CosformerCache(Cache):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: compiled steps belong to the model, and are not copied."""
-        return {**self.__dict__, "decoding": None, "fits": None}
+        return {**self.__dict__, "decoding": None, "ends": None, "fits": None}
 
     @property
     def past(self) -> Past | None:

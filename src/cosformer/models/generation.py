@@ -17,6 +17,7 @@ from cosformer.models.captured import can_capture
 from cosformer.models.config import CosformerConfig
 from cosformer.models.decoding import Decoding
 from cosformer.models.horizon import HorizonError
+from cosformer.models.layout import Past
 
 if TYPE_CHECKING:
     from cosformer.models.language import CosformerForCausalLM
@@ -27,6 +28,7 @@ _PLAIN_MODES = (
     GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
 )  # fmt: skip
+_ROW_BY_ROW = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
 CAPTURE_COMPILED = True  # compiled steps on CUDA; False leaves their graphs to torch.compile, which is slower
 _FORWARDED = frozenset({"past_key_values", "use_cache", "logits_to_keep"})  # to the model, at each token
@@ -65,6 +67,7 @@ class StatefulGenerationMixin(GenerationMixin):
             length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
             _refuse_what_was_read(given, length)
             given._is_user_defined = True
+            given.ends = _ends(generation_config) if generation_mode in _ROW_BY_ROW else None
             self._compile_steps(given, generation_config, model_kwargs)
             return
         if generation_config.use_cache is False:
@@ -178,6 +181,19 @@ class StatefulGenerationMixin(GenerationMixin):
             longest = max(MIN_STATIC_TOKENS, generation_config.max_length or 0)
             cache.capacity = max(cache.capacity, 1 << (longest - 1).bit_length())
 
+    def _prepare_attention_mask_for_generation(
+        self, inputs_tensor: Tensor, generation_config: Any, model_kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Where no mask is given, padding is told by its token; behind a cache, of the new columns alone."""
+        mask: Tensor = super()._prepare_attention_mask_for_generation(
+            inputs_tensor, generation_config, model_kwargs
+        )
+        cache = model_kwargs.get("past_key_values")
+        past = cache.past if isinstance(cache, CosformerCache) else None
+        if past is not None and mask.shape[0] == len(past.positions) and mask.shape[1] > past.columns:
+            mask[:, : past.columns] = _as_read(past)
+        return mask
+
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """None: positions follow from the mask and the cache. transformers would count from the last column,
         padding or not, and pass position_ids that the caller did not give."""
@@ -223,6 +239,9 @@ class StatefulGenerationMixin(GenerationMixin):
         length = new.shape[1] + (0 if cache is None else cache.seen)
         if _is_generated(kwargs) and cache is not None and cache.decoding is not None:
             prepared.pop(f"{prefix}attention_mask", None)  # generated tokens are no padding
+        if _is_generated(kwargs) and cache is not None and cache.ends is not None:
+            mask = _without_ended(cache, input_ids)
+            prepared |= {} if mask is None else {f"{prefix}attention_mask": mask}
         limit = self.config.max_position_embeddings
         if length <= limit or not self._bounded:
             return prepared
@@ -254,6 +273,8 @@ class StatefulGenerationMixin(GenerationMixin):
             return None
         if input_ids.device != decoding.device:
             return None
+        if cache.ends is not None and _without_ended(cache, input_ids) is not None:
+            return None
         if cache.seen >= self.config.max_position_embeddings and self._bounded:
             return None
         step = {name: value for name, value in kwargs.items() if name in _FORWARDED}
@@ -283,6 +304,32 @@ class StatefulGenerationMixin(GenerationMixin):
 def _is_generated(kwargs: dict[str, Any]) -> bool:
     """Whether `prepare_inputs_for_generation` was called for one token that was generated."""
     return kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
+
+
+def _ends(generation_config: Any) -> tuple[Tensor, Tensor] | None:
+    """The token that a row of a batch is filled with behind its end, and the tokens that end one; None where
+    they cannot be told apart."""
+    pad, ends = (getattr(generation_config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
+    return None if pad is None or ends is None or bool((ends == pad).any()) else (pad, ends)
+
+
+def _without_ended(cache: CosformerCache, ids: Tensor) -> Tensor | None:
+    """attention_mask for the last column of ids, in a cache that the caller will go on from: a row that has
+    ended reads no padding. None where no row has ended."""
+    past, (pad, ends) = cache.past, cast(tuple[Tensor, Tensor], cache.ends)
+    if past is None or ids.shape[0] == 1:
+        return None  # a single row stops at its end
+    filled = (ids == pad).flip(1).cumprod(1).sum(1)  # columns of padding at the end of each row
+    last = ids.gather(1, (ids.shape[1] - 1 - filled).clamp_min(0)[:, None])[:, 0]
+    ended = (filled > 0) & torch.isin(last, ends)
+    if not ended.any():
+        return None
+    return torch.cat([_as_read(past), ~ended[:, None]], 1)
+
+
+def _as_read(past: Past) -> Tensor:
+    """A mask of the columns so far, with as many real tokens as were read."""
+    return torch.arange(past.columns, device=past.positions.device) < past.positions[:, None]
 
 
 def _refuse_what_was_read(cache: CosformerCache, length: int | None) -> None:

@@ -1,6 +1,7 @@
 """Targets of a language model's loss."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,6 +37,13 @@ def next_tokens(
     elif hidden is not None:
         given = given.masked_fill(F.pad(hidden[:, 1:], (0, 1), value=False), IGNORED)
     return _without(given, ignore_index).contiguous()
+
+
+def items_of(items: Any, labels: Tensor, targets: Tensor) -> Any:
+    """The number of targets of a whole batch, of which transformers' Trainer counted every label but those of
+    the first column: without padding and first tokens of documents, by their share in these rows."""
+    counted, asked = ((y != IGNORED).sum().clamp_min(1) for y in (labels[:, 1:], targets))
+    return items * (asked / counted)
 
 
 def real_targets(

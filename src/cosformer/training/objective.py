@@ -36,7 +36,7 @@ class Objective:
         gradients are averaged: sum over its items / items of the update · groups."""
         group, inputs = self.mesh.sequence_group, dict[str, Any](part)
         if self.counts_tokens:
-            inputs["num_items_in_batch"] = items
+            inputs |= {"num_items_in_batch": items, "labels": self._asked(part)}
         if group is not None:
             inputs = shard_batch(inputs, group, causal=self.head == "causal_lm")
         with autocast(self.precision, self.mesh.device):
@@ -46,14 +46,18 @@ class Objective:
         return loss * self.mesh.data_size
 
     def _items(self, batch: Batch) -> Tensor:
-        labels = batch["labels"]
+        labels = self._asked(batch)
+        return ((labels[:, 1:] if self.head == "causal_lm" else labels) != -100).sum()
+
+    def _asked(self, batch: Batch) -> Tensor:
+        """Labels, -100 where the model has no loss whatever they say."""
+        labels: Tensor = batch["labels"]
         if self.head != "causal_lm":
-            return (labels != -100).sum()
+            return labels
         hidden = loss_exclusion_mask(
             labels, batch.get("attention_mask"), batch.get("position_ids"), batch.get("cu_seqlens")
         )
-        asked = labels if hidden is None else labels.masked_fill(hidden, -100)
-        return (asked[:, 1:] != -100).sum()
+        return labels if hidden is None else labels.masked_fill(hidden, -100)
 
 
 def _tokens(batch: Batch) -> Tensor:
