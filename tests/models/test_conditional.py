@@ -178,3 +178,32 @@ def test_what_it_refuses():
         net(tokens(1, 4), position_ids=torch.arange(4)[None], decoder_input_ids=tokens(1, 2))
     with pytest.raises(ValueError, match="causal must be left out"):
         model("cosformer", causal=True)
+
+
+def test_a_target_that_is_padded_on_the_left_is_as_alone():
+    """As transformers' collators pad it with a tokenizer whose padding is on the left."""
+    net, source = build(CosformerForConditionalGeneration), tokens(1, 6)
+    target = tokens(1, 4)
+    alone = net(source, labels=target)
+    labels = torch.cat([torch.full((1, 3), -100), target], 1)
+    ids = net.prepare_decoder_input_ids_from_labels(labels)
+    start, pad = net.config.decoder_start_token_id, net.config.pad_token_id
+    assert ids.tolist() == [[pad] * 3 + [start] + target[0, :3].tolist()]
+    for given in ({}, {"decoder_input_ids": ids}):
+        out = net(source, labels=labels, **given)
+        close(out.loss, alone.loss)
+        close(out.logits[:, 3:], alone.logits)
+    whole = torch.cat([labels, torch.cat([target, tokens(1, 3)], 1)])  # beside a row without padding
+    both = net(source.repeat(2, 1), labels=whole)
+    close(both.logits[:1, 3:], alone.logits)
+    close(both.logits[1:], net(source, labels=whole[1:]).logits)
+
+
+def test_labels_on_padding_do_not_change_what_the_loss_is_divided_by():
+    """transformers' Trainer counts them."""
+    net, source, target = build(CosformerForConditionalGeneration), tokens(1, 6), tokens(1, 4)
+    mask = torch.tensor([[1, 1, 1, 0]])
+    alone = net(source, labels=target[:, :3]).loss
+    ids = net.prepare_decoder_input_ids_from_labels(target)
+    padded = {"decoder_input_ids": ids, "decoder_attention_mask": mask, "labels": target}
+    close(net(source, **padded, num_items_in_batch=4).loss, alone)

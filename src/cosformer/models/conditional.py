@@ -13,7 +13,7 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel, with_both_sides
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.keywords import PACKING, refuse_misspelt
-from cosformer.models.targets import real_targets
+from cosformer.models.targets import IGNORED, real_targets, recount
 from cosformer.nn import chunked_cross_entropy
 
 
@@ -38,12 +38,22 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         self.post_init()
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """The labels one place later, behind the start token; what carries no loss becomes padding."""
+        """The labels one place later, behind the start token; what carries no loss becomes padding. The start
+        token is before the first label, where labels are padded on the left."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             raise ValueError("decoder_start_token_id and pad_token_id must be set to learn from labels.")
         shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
-        return shifted.masked_fill(shifted == -100, pad)
+        shifted = shifted.masked_fill((shifted == -100) | _before_labels(labels), pad)
+        return shifted.scatter(1, _first(labels), start)
+
+    def _mask_of(self, labels: Tensor, ids: Tensor) -> Tensor | None:
+        """Where the target is padded on the left: its padding, which collators tell by the labels alone."""
+        traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        if traced or (ids.is_cuda and torch.cuda.is_current_stream_capturing()) or labels.shape != ids.shape:
+            return None
+        hidden = _before_labels(labels) & (ids == self.config.pad_token_id)
+        return ~hidden if hidden.any() else None
 
     @can_return_tuple
     def forward(
@@ -72,6 +82,8 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     "whole target to learn from."
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if labels is not None and decoder_input_ids is not None and decoder_attention_mask is None:
+            decoder_attention_mask = self._mask_of(labels, decoder_input_ids)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -92,7 +104,8 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
         if targets is not None:
             shape, ignored = hidden.shape[:2], kwargs.get("ignore_index")
-            targets = real_targets(targets, shape, decoder_attention_mask, ignored)
+            given, targets = targets, real_targets(targets, shape, decoder_attention_mask, ignored)
+            recount(kwargs, given, targets)
         if targets is not None and self.training and chunk is not None:
             items = kwargs.get("num_items_in_batch")
             loss = chunked_cross_entropy(self.lm_head, hidden, targets, chunk=chunk, num_items=items)
@@ -112,3 +125,12 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
         )
+
+
+def _first(labels: Tensor) -> Tensor:
+    """[B, 1], the column of the first label of each row; 0 where there is none."""
+    return (labels != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
+
+
+def _before_labels(labels: Tensor) -> Tensor:
+    return torch.arange(labels.shape[1], device=labels.device) < _first(labels)

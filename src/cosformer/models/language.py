@@ -15,7 +15,7 @@ from cosformer.models.keywords import CACHE, packed_bounds, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
-from cosformer.models.targets import items_of, next_tokens, real_targets
+from cosformer.models.targets import next_tokens, real_targets, recount
 from cosformer.nn import chunked_cross_entropy, one_vs_each_loss
 
 
@@ -133,8 +133,8 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             self._refuse_part()
         shape = outputs.last_hidden_state[:, keep].shape[:2]
         targets = next_tokens(labels, shift_labels, shape, *documents, kwargs.get("ignore_index"))
-        if labels is not None and targets is not None and kwargs.get("num_items_in_batch") is not None:
-            kwargs["num_items_in_batch"] = items_of(kwargs["num_items_in_batch"], labels, targets)
+        if labels is not None and targets is not None:
+            recount(kwargs, labels[:, 1:], targets)
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, targets, kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
@@ -196,5 +196,6 @@ class CosformerForMaskedLM(_LanguageModel):
         if labels is not None:
             shape = outputs.last_hidden_state.shape[:2]
             targets = real_targets(labels, shape, attention_mask, kwargs.get("ignore_index"))
+            recount(kwargs, labels, targets)
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, slice(0, None), targets, kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)

@@ -11,7 +11,7 @@ from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.config import CosformerConfig
 from cosformer.models.keywords import CACHE, packed_bounds, refuse_packing, refuse_unread
 from cosformer.models.model import CosformerModel
-from cosformer.models.targets import real_targets
+from cosformer.models.targets import real_targets, recount
 
 
 class _Tagger(CosformerPreTrainedModel):
@@ -62,9 +62,10 @@ class CosformerForTokenClassification(_Tagger):
         )
         logits, loss = self.score(self.dropout(outputs.last_hidden_state)), None
         if labels is not None:
-            labels = real_targets(labels, logits.shape[:2], attention_mask, kwargs.get("ignore_index"))
+            targets = real_targets(labels, logits.shape[:2], attention_mask, kwargs.get("ignore_index"))
+            recount(kwargs, labels, targets)
             more = {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}
-            loss = self.loss_function(logits=logits, labels=labels, config=self.config, **more)
+            loss = self.loss_function(logits=logits, labels=targets, config=self.config, **more)
         return TokenClassifierOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states)
 
 

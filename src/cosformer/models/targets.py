@@ -39,11 +39,13 @@ def next_tokens(
     return _without(given, ignore_index).contiguous()
 
 
-def items_of(items: Any, labels: Tensor, targets: Tensor) -> Any:
-    """The number of targets of a whole batch, of which transformers' Trainer counted every label but those of
-    the first column: without padding and first tokens of documents, by their share in these rows."""
-    counted, asked = ((y != IGNORED).sum().clamp_min(1) for y in (labels[:, 1:], targets))
-    return items * (asked / counted)
+def recount(kwargs: dict[str, Any], labels: Tensor, targets: Tensor) -> None:
+    """Corrects `num_items_in_batch` where it is given: transformers' Trainer counts all labels of a whole
+    batch, and some are no targets here (padding, first tokens of documents). By their share in these rows."""
+    items = kwargs.get("num_items_in_batch")
+    if items is not None:
+        counted, asked = ((y != IGNORED).sum().clamp_min(1) for y in (labels, targets))
+        kwargs["num_items_in_batch"] = items * (asked / counted)
 
 
 def real_targets(
