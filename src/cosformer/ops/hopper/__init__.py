@@ -15,6 +15,7 @@ tile_list.py         packed documents as one list of tiles; tile_list_launch.py 
 tile_access.py       how kernels find their tiles
 varlen_bidir_fwd.py  bidirectional attention of packed documents: state and rows in one kernel
 varlen_bidir_bwd.py  its gradients
+varlen_tiles.py      what both go through: loads of their steps, and the state
 varlen_single_tile_fwd.py, varlen_single_tile_bwd.py  the same for documents of one tile, without states
 band_*.py            heads with windows of up to 65 tokens, causally 129: tiles, forward, dq, dk and dv
 ring_*.py            those of up to 256

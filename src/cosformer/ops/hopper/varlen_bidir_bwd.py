@@ -45,16 +45,16 @@ from cosformer.ops.hopper.tiles import (
     opaque_zero,
     phases,
     row_slice,
+    store_tile,
     sync,
     write_out_tile,
 )
-from cosformer.ops.hopper.varlen_bidir_fwd import (
+from cosformer.ops.hopper.varlen_tiles import (
     RUNTIME,
     add_tile_to_state,
     load_first_steps,
     load_next_step,
     store_state_to_smem,
-    store_tile,
 )
 
 
