@@ -2,11 +2,11 @@
 sums of one kind (window_sums.py). A wide window that sees all of a short text is computed as a head without
 one is (attention.py), with the window for its horizon.
 
-With x' = ReLU(x), v1 = [v, 1], g = dL/do, r_i = 1 / max(d_i, eps), e_i = -(g_i . o_i) (0 where eps holds
-d_i), g1 = [g, e] and the sum Y(a, b, c)_i = sum_j c(i - j) (a_i . b_j) c_j over the window:
+With x' = ReLU(x), v1 = [v, 1], g = dL/do, inv_den_i = 1 / max(d_i, eps), delta_i = -(g_i . o_i) (0 where
+eps holds d_i), g1 = [g, delta] and the sum Y(a, b, c)_i = sum_j c(i - j) (a_i . b_j) c_j over the window:
 
-    [n, d] = Y(q', k', v1)        o = r n
-    dq' = r Y(g1, v1, k')         dk' = Y(v1, g1, r q')         dv = Y(k', q', r g)
+    [n, d] = Y(q', k', v1)           o = inv_den n
+    dq' = inv_den Y(g1, v1, k')      dk' = Y(v1, g1, inv_den q')      dv = Y(k', q', inv_den g)
 
 the last two over the queries that see a key: the window looks the other way. Where g1 . v1 cancels, what
 rounding leaves of it is taken out (residual.py).
@@ -202,37 +202,38 @@ class Operands:
         )
 
     def _backward(self, q: Tensor, g: Tensor, out: Tensor, d: Tensor, k: Tensor, v1: Tensor) -> Triple:
-        r = d.clamp_min(self.eps).reciprocal()
+        inv_den = d.clamp_min(self.eps).reciprocal()
         free = (d >= self.eps).to(d.dtype).neg_()  # 0 where eps holds d, -1 elsewhere
         products = torch.mul(g, out, out=scratch("products", tuple(g.shape), g))
-        e = products.sum(-1, keepdim=True).neg_().masked_fill_(d < self.eps, 0)
+        delta = products.sum(-1, keepdim=True).neg_().masked_fill_(d < self.eps, 0)
         q_, k_ = _relu(q, "q'"), _relu(k, "k'")
         sums = self._square_sums if self._is_square(q.shape[1], k.shape[1]) else self._linear_sums
-        dq, dk, dv = sums(q_, k_, v1, g, e, r, free)
+        dq, dk, dv = sums(q_, k_, v1, g, delta, inv_den, free)
         gate = torch.ops.aten.threshold_backward.grad_input
-        return gate(dq.mul_(r), q_, 0, grad_input=dq), gate(dk, k_, 0, grad_input=dk), dv
+        return gate(dq.mul_(inv_den), q_, 0, grad_input=dq), gate(dk, k_, 0, grad_input=dk), dv
 
     def _linear_sums(
-        self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
+        self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, delta: Tensor, inv_den: Tensor, free: Tensor
     ) -> Triple:
-        """dq' / r, dk' and dv."""
-        g1 = _with_columns("g1", g, e, 0.0)
+        """dq' / inv_den, dk' and dv."""
+        g1 = _with_columns("g1", g, delta, 0.0)
         dq = self._rows(g1, v1, k_, "dq")
         rho = residual(q_, dq, free, scratch("products", tuple(q_.shape), q_))
         if rho is not None:
-            change, some = rho * r, span(rho, 1)
+            change, some = rho * inv_den, span(rho, 1)
             # What d_i is the product of q'_i with.
             own = change[:, some]
             sums = own * column_sum(k_, self.reach, q_.shape[1], some, "sums")
             dq[:, some] += sums.masked_fill_(own == 0, 0)  # a sum may be inf that this row has no part in
-            # Added last, where g . v and the rest of e have cancelled: beside e it would be lost.
-            corrected = e + change
+            # Added last, where g . v and the rest of delta have cancelled: beside delta it would be lost.
+            corrected = delta + change
             g1[..., self.dv : self.dv + 1] = corrected
-            g1[..., self.dv + 1 : self.dv + 2] = (e - corrected).add_(change)
-        weighted = torch.mul(r, q_, out=scratch("r q'", tuple(q_.shape), q_))
+            g1[..., self.dv + 1 : self.dv + 2] = (delta - corrected).add_(change)
+        weighted = torch.mul(inv_den, q_, out=scratch("inv_den q'", tuple(q_.shape), q_))
         dk = self._columns(v1, g1, weighted, "dk")
-        # The products of q' and k' as the forward made them: r undoes them exactly where there is one alone.
-        weighted = torch.mul(r, g, out=scratch("r g", tuple(g.shape), g))
+        # The products of q' and k' as the forward made them: inv_den undoes them exactly where there is one
+        # alone.
+        weighted = torch.mul(inv_den, g, out=scratch("inv_den g", tuple(g.shape), g))
         return dq, dk, self._columns(k_, q_, weighted, "dv")
 
     def _is_square(self, rows: int, columns: int) -> bool:
@@ -242,14 +243,14 @@ class Operands:
         return form(rows, columns, self.reach, self.like.device) == "square"
 
     def _square_sums(
-        self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, e: Tensor, r: Tensor, free: Tensor
+        self, q_: Tensor, k_: Tensor, v1: Tensor, g: Tensor, delta: Tensor, inv_den: Tensor, free: Tensor
     ) -> Triple:
         """The same over all pairs of queries and keys, some heads at a time."""
         rows, columns = q_.shape[1], k_.shape[1]
         weights = weights_of(rows, columns, self.reach, k_)
         if len(self.reach.windows) > 1:
             weights = weights.repeat(self.batch, 1, 1)
-        g1 = _with_columns("g1", g, e, 0.0)
+        g1 = _with_columns("g1", g, delta, 0.0)
         dq, dk = torch.empty_like(q_), torch.empty_like(k_)
         dv = g.new_empty((*k_.shape[:2], self.dv))
         for n in parts(q_.shape[0], rows * columns, q_.device):
@@ -258,14 +259,14 @@ class Operands:
             torch.bmm(a, k_[n], out=dq[n])
             rho = residual(q_[n], dq[n], free[n], scratch("products", tuple(q_[n].shape), q_))
             if rho is not None:
-                change = rho.mul_(r[n])
+                change = rho.mul_(inv_den[n])
                 dq[n].add_((change * torch.matmul(of_each, k_[n])).masked_fill_(change == 0, 0))
                 a.addcmul_(change, of_each)
                 if self.exact:
                     a.masked_fill_(of_each == 0, 0)
-            torch.bmm(a.mT, r[n] * q_[n], out=dk[n])
+            torch.bmm(a.mT, inv_den[n] * q_[n], out=dk[n])
             p = weigh(torch.bmm(q_[n], k_[n].mT, out=square(q_[n], k_[n])), of_each, self.exact)
-            torch.bmm(p.mT, r[n] * g[n], out=dv[n])
+            torch.bmm(p.mT, inv_den[n] * g[n], out=dv[n])
         return dq, dk, dv
 
     def _rows(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
