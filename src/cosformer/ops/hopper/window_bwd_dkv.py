@@ -89,7 +89,7 @@ def window_bwd_dkv(
         gl.program_id(0), table, heads, first, per_row, length, segment, 1
     )
     chunks = (end - begin + CHUNK - 1) // CHUNK
-    if LEAVES and not CAUSAL:  # the state that the walk starts from is that of a whole segment
+    if LEAVES and not CAUSAL:  # the pass over chunks starts from the state of a whole segment
         chunks = segment // CHUNK
     block = begin // window
     block_begin = block * window

@@ -4,9 +4,9 @@ A head with a window of W tokens, a multiple of CHUNK, sees the chunks that lie 
 full and of the two at the edges a triangle each. A CTA goes through a segment, which divides the window, and
 keeps the sum S of the chunks its own sees; for each chunk one tile enters S and one leaves it:
 
-    forward walk        causal: the chunk itself enters         both ways: the chunk W tokens ahead enters
+    chunks ascending    causal: the chunk itself enters         both ways: the chunk W tokens ahead enters
                         the chunk W tokens before leaves
-    backward walk       causal: the chunk itself enters         both ways: the chunk W tokens before enters
+    chunks descending   causal: the chunk itself enters         both ways: the chunk W tokens before enters
                         the chunk W tokens ahead leaves
 
 A chunk is applied to S before either: of the tile that enters its row sees a triangle more, of the one that
