@@ -91,7 +91,7 @@ from cosformer.ops.gpu.windows import launch as windowed, step
 from tests.ops.triton.compiling import Recorder, report
 
 launches = []
-for name in ("band_queries", "band_keys", "wide", "document_bounds", "weigh_heads"):
+for name in ("band_queries", "band_keys", "wide", "document_bounds", "window_bwd_preprocess"):
     setattr(windowed, name, Recorder(getattr(windowed, name), launches))
 step.mixed_step = Recorder(step.mixed_step, launches)
 

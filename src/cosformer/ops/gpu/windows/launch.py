@@ -22,7 +22,7 @@ from cosformer.ops.gpu.roles import ROLES
 from cosformer.ops.gpu.windows import configs
 from cosformer.ops.gpu.windows.band_keys import band_keys
 from cosformer.ops.gpu.windows.band_queries import band_queries
-from cosformer.ops.gpu.windows.rows import document_bounds, weigh_heads
+from cosformer.ops.gpu.windows.rows import document_bounds, window_bwd_preprocess
 from cosformer.ops.gpu.windows.wide import wide
 
 WIDEST_BAND = 256  # tokens: wider windows, multiples of WIDE_STEP, go through states of chunks
@@ -201,7 +201,7 @@ class _Windowed:
         self.plan.launch(kernel, tiles, spoilt, tiles, *arguments, MEND=0, **options)
         self.plan.launch(kernel, -(-tiles // MENDED), spoilt, tiles, *arguments, MEND=MENDED, **options)
 
-    def weigh(self, table: Tensor | None) -> None:
+    def bwd_preprocess(self, table: Tensor | None) -> None:
         """inv_den and delta of wide heads; those of narrow ones come with dq."""
         if table is None or self.batch * self.tq == 0:
             return
@@ -209,7 +209,7 @@ class _Windowed:
         columns, heads = power_of_two(self.dims[1]), table.shape[0]
         rows = max(16, 2**12 // columns)
         self.plan.launch(
-            weigh_heads, heads * self.group * -(-self.tq // rows) * self.batch,
+            window_bwd_preprocess, heads * self.group * -(-self.tq // rows) * self.batch,
             g, o, self.den, self.inv_den, self.delta, table, heads, self.tq, self.eps, *_strides(g, o),
             *self._vectors()[:2], GROUP=self.group, DV=self.dims[1], ROWS=rows, BV=columns, num_warps=4,
         )  # fmt: skip
@@ -226,7 +226,7 @@ class _Windowed:
     def wide_backward(self, table: Tensor | None) -> None:
         parts = self._wide_parts(table)
         with self.plan.aside(self._is_aside(parts)):
-            self.weigh(table)
+            self.bwd_preprocess(table)
             for part, heads in parts:
                 if heads is not None:
                     heads.backward(self.inv_den, self.delta)

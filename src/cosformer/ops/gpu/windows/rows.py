@@ -154,7 +154,7 @@ def copy_heads(PART, WHOLE, size, whole_b, begin, TO_ALL: tl.constexpr, ROWS: tl
 
 
 @triton.jit(do_not_specialize=["heads", "length", "row_b", "row_h"])
-def weigh_heads(
+def window_bwd_preprocess(
     G, O, DEN, INV_DEN, DELTA, TABLE, heads, length, eps, g_b, g_t, g_h, o_b, o_t, o_h, row_b, row_h,
     GROUP: tl.constexpr, DV: tl.constexpr, ROWS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
