@@ -14,7 +14,7 @@ from cosformer.ops import CosformerState, cosformer_attention
 from cosformer.ops.checks import within_horizon
 from cosformer.ops.packing import check_documents, document_bounds
 from cosformer.ops.validation import check_call, check_lengths, horizon_of
-from cosformer.ops.windows import Windows, check_windows, public, same_windows, turned
+from cosformer.ops.windows import Windows, check_windows, public, rotated_rows, same_windows
 
 
 def sequence_parallel_attention(
@@ -193,7 +193,7 @@ def _final(call: SplitAttention, found: Found) -> CosformerState:
         mine = _oldest_first(found.windowed, of_heads)
         of_state = (None, None) if before is None else _oldest_first(before, of_heads)
         keys, values = (collected(x, at, owner, was) for x, was in zip(mine, of_state, strict=True))
-        keys, values = turned(keys, values, of_heads, -positions)
+        keys, values = rotated_rows(keys, values, of_heads, -positions)
         state = replace(state, keys=keys, values=values)
     return state
 
@@ -203,4 +203,4 @@ def _oldest_first(state: CosformerState, windows: Windows) -> tuple[Tensor, Tens
     count: that of a part of a text counts from the first token of the part."""
     assert state.keys is not None
     assert state.values is not None
-    return turned(state.keys, state.values, windows, state.positions)
+    return rotated_rows(state.keys, state.values, windows, state.positions)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cosformer.models.cache import CosformerCache
 
 _KEY = "cosformer_cache"
-_FORMAT = 2  # from 2 on, keys of windows lie where their positions say (ops/windows.py, `turned`)
+_FORMAT = 2  # from 2 on, keys of windows lie where their positions say (ops/windows.py, `rotated_rows`)
 _ADDED_LATER = {"conv_size": None, "qk_norm": False}  # values for files that were written before these fields
 
 

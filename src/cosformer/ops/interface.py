@@ -13,7 +13,7 @@ from cosformer.ops.checks import epsilon, flag, readable
 from cosformer.ops.gpu import launch_cache
 from cosformer.ops.state import CosformerState
 from cosformer.ops.validation import check_call, check_distances, horizon_of, mask_of_lengths, offset_of
-from cosformer.ops.windows import Windows, check_windows, last_keys, public, same_windows, turned
+from cosformer.ops.windows import Windows, check_windows, last_keys, public, rotated_rows, same_windows
 
 
 class _Options(TypedDict, total=False):
@@ -135,7 +135,7 @@ def cosformer_attention(
     positions, seen = _seen_after(args, lengths, state)
     keys = values = None
     if of_heads is not None:
-        keys, values = turned(*last_keys(args, lengths), of_heads, -positions)
+        keys, values = rotated_rows(*last_keys(args, lengths), of_heads, -positions)
     return out, CosformerState(numerator, denominator, positions, seen, m, keys, values, public(of_heads))
 
 
@@ -157,7 +157,7 @@ def _args(
     if state is not None:
         numerator, denominator, positions = state.numerator, state.denominator, state.positions
         if windows is not None and state.keys is not None and state.values is not None:
-            keys, values = turned(state.keys, state.values, windows, positions)
+            keys, values = rotated_rows(state.keys, state.values, windows, positions)
     elif return_state:
         rows = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         positions = q.new_zeros(rows, dtype=torch.int64)

@@ -139,13 +139,13 @@ def rows_of_state(windows: Windows, device: torch.device) -> StateRows:
 _kept_rows = cache(rows_of_state)
 
 
-def turned(keys: Tensor, values: Tensor, windows: Windows, by: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys [B, R, D] and values [B, R, Dv] of a state, the rows of each head moved round by `by` [B]: row r
+def rotated_rows(keys: Tensor, values: Tensor, windows: Windows, by: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [B, R, D] and values [B, R, Dv] of a state, the rows of each head rotated by `by` [B]: row r
     of a head is what was its row (r + by) mod (W - 1).
 
     In a state the key of position j is in row j mod (W - 1) of its head, so that a step in place writes one
-    row and moves none. Turned by the positions of the next tokens, the oldest is first; turned back by them,
-    what has the oldest first is as in a state."""
+    row and moves none. Rotated by the positions of the next tokens, the oldest is first; rotated back by
+    them, what has the oldest first is as in a state."""
     if keys.shape[1] == 0:
         return keys, values
     # What is made in a trace, a transform or a capture is not kept: it belongs there.

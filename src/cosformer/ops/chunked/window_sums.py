@@ -51,7 +51,7 @@ class Reach(NamedTuple):
     ahead: int
     offset: int
 
-    def turned(self) -> "Reach":
+    def transposed(self) -> "Reach":
         """How columns are seen by rows."""
         return Reach(self.windows, self.ahead, self.back, -self.offset)
 

@@ -127,7 +127,7 @@ class Operands:
         back, offset = max(group.windows) - 1, args.query_offset
         reach = Reach(group.windows, back, 0 if args.causal else back, offset)
         rows, columns = args.q.shape[1], args.k.shape[1]
-        self.seeing, self.seen = _that_see(rows, columns, reach), _that_see(columns, rows, reach.turned())
+        self.seeing, self.seen = _that_see(rows, columns, reach), _that_see(columns, rows, reach.transposed())
         self.reach = reach._replace(offset=offset + self.seeing.start - self.seen.start)
         self.exact = False
         self.batch, self.like = args.q.shape[0], args.q.new_empty(0, dtype=args.accum_dtype)
@@ -275,7 +275,7 @@ class Operands:
 
     def _columns(self, a: Tensor, b: Tensor, c: Tensor, name: str) -> Tensor:
         """Y(a, b, c) of the keys, over the queries that see them."""
-        return windowed_sum(a, b, c, self.reach.turned(), name, self.exact)
+        return windowed_sum(a, b, c, self.reach.transposed(), name, self.exact)
 
     def _sees(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` queries see a marked key [N, T, 1]."""
@@ -287,7 +287,7 @@ class Operands:
 
     def _is_seen(self, marked: Tensor, length: int) -> Tensor:
         """Which of `length` keys are seen by a marked query."""
-        return _see_any(marked, length, self.reach.turned())
+        return _see_any(marked, length, self.reach.transposed())
 
 
 def _that_see(rows: int, columns: int, reach: Reach) -> slice:
