@@ -75,7 +75,7 @@ def test_windows_together_and_apart(windows, group, monkeypatch):
     q, k, v = (torch.randn(2, 40, h, d).double() for h, d in ((n * group, 8), (n, 8), (n, 6)))
     together = steps(windows, q, k, v)
     calls = []
-    monkeypatch.setattr(module, "_together", lambda *call: calls.append(call))
+    monkeypatch.setattr(module, "_in_one_product", lambda *call: calls.append(call))
     apart = steps(windows, q, k, v)
     assert len(calls) == 40
     for a, b in zip(together, apart, strict=True):

@@ -122,7 +122,7 @@ def one_token(
     assert into.keys is not None
     assert into.values is not None
     if q.device.type == "cpu" and not is_traced(q, k, v):
-        together = _together(of_q, k[:, 0], v[:, 0], state, into, weights, eps)
+        together = _in_one_product(of_q, k[:, 0], v[:, 0], state, into, weights, eps)
         if together is not None:
             return together.to(q.dtype).view(batch, 1, heads, -1)
     if into is not state:
@@ -242,7 +242,7 @@ def past_of(windows: tuple[int | None, ...], dtype: torch.dtype) -> Past:
         )  # fmt: skip
 
 
-def _together(
+def _in_one_product(
     q: Tensor, k: Tensor, v: Tensor, state: CosformerState, into: CosformerState, weights: StepWeights,
     eps: float,
 ) -> Tensor | None:  # fmt: skip

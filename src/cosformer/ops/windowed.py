@@ -70,7 +70,7 @@ class WindowedBackend:
         kept = kept if len(groups) == 1 else None
         if not args.return_state:
             return Forward(out, den, kept, None, None)
-        return Forward(out, den, kept, *_together(args, numerators, denominators))
+        return Forward(out, den, kept, *_concatenated_sums(args, numerators, denominators))
 
     def _with_documents(self, x: Extended, out: Tensor, den: Tensor) -> None:
         """Past keys of packed documents make the row longer: the results are scattered to their places."""
@@ -110,7 +110,7 @@ class WindowedBackend:
         past = self._window_backward(args, saved, upstream.out, into)
         if args.numerator is None:
             return Gradients(*into, None, None, *past)
-        return Gradients(*into, *_together(args, numerators, denominators), *past)
+        return Gradients(*into, *_concatenated_sums(args, numerators, denominators), *past)
 
     def _window_backward(
         self, args: AttentionArgs, saved: Saved, grad: Tensor, into: Triple
@@ -169,7 +169,7 @@ def _state_heads(groups: list[slice], heads: slice) -> slice:
     return slice(before, before + heads.stop - heads.start)
 
 
-def _together(
+def _concatenated_sums(
     args: AttentionArgs, numerators: list[Tensor], denominators: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The sums of all groups of heads; none where every head has a window."""
