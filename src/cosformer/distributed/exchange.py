@@ -88,7 +88,7 @@ class Exchange:
         result: tuple[Tensor | None, Tensor | None, Tensor | None] = _End.apply(self, token)
         return result
 
-    def pieces(self, side: int) -> list[tuple[int, int]]:
+    def splits(self, side: int) -> list[tuple[int, int]]:
         """(distance of a rank, rows from it), nearest first, of the tokens before (-1) or behind (+1) a
         shard; ranks beyond the ends included."""
         length, left = self._rows[1], self.before if side < 0 else self.behind
@@ -121,7 +121,7 @@ class _Begin(torch.autograd.Function):
             x._rows, x._like = tuple(edge.shape), edge.new_empty(0)
             sent, wanted = {}, {}
             for side in (-1, 1):
-                for distance, n in x.pieces(side):
+                for distance, n in x.splits(side):
                     if x.is_rank(-distance):  # its rows on that side belong to this rank
                         sent[-distance] = (edge[:, -n:] if side < 0 else edge[:, :n]).contiguous()
                     if x.is_rank(distance):
@@ -146,7 +146,7 @@ class _Begin(torch.autograd.Function):
             assert x._like is not None
             d_edge = x._like.new_zeros(x._rows)
             for side in (-1, 1):
-                for distance, n in x.pieces(side):
+                for distance, n in x.splits(side):
                     if -distance in received:
                         part = d_edge[:, -n:] if side < 0 else d_edge[:, :n]
                         part += received[-distance]
@@ -179,10 +179,10 @@ class _End(torch.autograd.Function):
             sent, wanted = {}, {}
             for side, grad in ((-1, d_before), (1, d_behind)):
                 at = grad.shape[1] if side < 0 else 0
-                for distance, n in x.pieces(side):
+                for distance, n in x.splits(side):
                     if x.is_rank(distance):
-                        piece = grad[:, at - n : at] if side < 0 else grad[:, at : at + n]
-                        sent[distance], at = piece.contiguous(), at + side * n
+                        part = grad[:, at - n : at] if side < 0 else grad[:, at : at + n]
+                        sent[distance], at = part.contiguous(), at + side * n
                     if x.is_rank(-distance):
                         wanted[-distance] = (x._rows[0], n, *x._rows[2:])
             flight.swap(sent, wanted, d_before)
@@ -192,7 +192,7 @@ class _End(torch.autograd.Function):
 
 
 def _joined(x: Exchange, received: dict[int, Tensor], side: int) -> Tensor:
-    found = [received[distance] for distance, _ in x.pieces(side) if distance in received]
+    found = [received[distance] for distance, _ in x.splits(side) if distance in received]
     if not found:
         assert x._like is not None
         return x._like.new_zeros((x._rows[0], 0, *x._rows[2:]))
