@@ -17,7 +17,7 @@ from cosformer.attention.traits import Traits
 from cosformer.ops import CosformerState, cosformer_attention
 from cosformer.ops.backends import NAMES
 from cosformer.ops.checks import epsilon, positive
-from cosformer.ops.one_token import StepWeights, empty_like, one_token
+from cosformer.ops.one_token import StepWeights, one_token
 from cosformer.ops.windows import check_windows, public
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Cosformer(Attention):
             out, after = super().attend_token(q, k, v, state, weights, seen)
             assert isinstance(after, CosformerState)
             return out, after
-        into = empty_like(state) if into is None else into
+        into = state.empty_like() if into is None else into
         return one_token(q, k, v, state, into, weights, self.eps), into
 
     def state_size(

@@ -118,7 +118,7 @@ class Softmax(Attention):
     ) -> tuple[Tensor, State]:  # fmt: skip
         sliding = _if_all(windows_of_heads(self.windows, k.shape[2]))
         if sliding is not None:
-            return _one_token(q, k, v, sliding, state, state.room() if into is None else into)
+            return _one_token(q, k, v, sliding, state, state.empty_like() if into is None else into)
         if into is not state:
             return super().attend_token(q, k, v, state, weights, seen)
         state.write_token(k, v, weights)

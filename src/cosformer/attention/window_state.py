@@ -57,16 +57,6 @@ class WindowState(RowState):
             self.seen + new,
         )
 
-    def room(self) -> "WindowState":
-        """An uninitialised state of these shapes; `positions` and `seen` are those of this one."""
-        # Tensors made in inference mode could not be written to outside of it.
-        with torch.inference_mode(False):
-            keys, values, mask = (
-                torch.empty_like(x, memory_format=torch.contiguous_format)
-                for x in (self.keys, self.values, self.mask)
-            )
-        return WindowState(keys, values, mask, self.positions, self.seen)
-
 
 pytree.register_dataclass(
     WindowState,

@@ -74,26 +74,6 @@ class StepWeights:
         return found
 
 
-def empty_like(state: CosformerState) -> CosformerState:
-    """An uninitialised state of these shapes; `positions` and `seen` are those of `state`."""
-
-    def room(x: Tensor) -> Tensor:
-        return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-    # Tensors made in inference mode could not be written to outside of it.
-    with torch.inference_mode(False):
-        return CosformerState(
-            room(state.numerator),
-            room(state.denominator),
-            state.positions,
-            state.seen,
-            state.horizon,
-            None if state.keys is None else room(state.keys),
-            None if state.values is None else room(state.values),
-            state.windows,
-        )
-
-
 def one_token(
     q: Tensor,
     k: Tensor,

@@ -50,6 +50,16 @@ class RowState:
         """A copy whose tensors are contiguous, as steps in place need them."""
         return self._each(lambda x: x.clone(memory_format=contiguous_format))
 
+    def empty_like(self: T) -> T:
+        """An uninitialised state of these shapes; `positions` and `seen` are those of this one."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        # Tensors made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            for name, x in fields.items():
+                if isinstance(x, Tensor) and name != "positions":
+                    fields[name] = torch.empty_like(x, memory_format=contiguous_format)
+        return type(self)(**fields)
+
     def _tensors(self) -> dict[str, Tensor]:
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {name: x for name, x in found.items() if isinstance(x, Tensor)}
