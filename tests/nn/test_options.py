@@ -1,5 +1,7 @@
 """Convolution, norms and gate in multi-head attention: each is its equation, around any mechanism."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,6 +135,15 @@ def test_a_state_around_another_is_a_state():
     ):
         close(made(step[rows], state=changed)[0], wanted[rows])
     assert state.with_positions(state.positions + 2, 11).positions.tolist() == [11, 11]
+    with pytest.raises(ValueError, match="rows must be a one-dimensional list or tensor of row numbers"):
+        state.select([0.5])
+    strided = dataclasses.replace(state, inputs=state.inputs.mT.contiguous().mT)
+    assert not strided.inputs.is_contiguous()
+    assert strided.clone().inputs.is_contiguous()
+    empty = state.empty_like()
+    assert empty.nbytes == state.nbytes
+    assert empty.positions is state.positions
+    assert empty.attention.numerator.data_ptr() != state.attention.numerator.data_ptr()
     x = inputs(2, 9, WIDTH).requires_grad_()
     _, state = made(x, return_state=True)
     made(step, state=state)[0].sum().backward()

@@ -125,7 +125,7 @@ class CosformerState(RowState):
                 f"rows must be a one-dimensional list or tensor of row numbers, but got {rows.dtype} "
                 f"of shape {list(rows.shape)}."
             )
-        chosen = self._each(lambda x: x.index_select(0, rows))
+        chosen = RowState.select(self, rows)
         if not readable(rows) or rows.numel() == 0:  # the bound stays
             return chosen
         return replace(chosen, seen=int(chosen.positions.max()))
