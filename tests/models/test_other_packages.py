@@ -91,3 +91,30 @@ def test_lm_eval_is_started_with_our_models(saved, tmp_path):
         scores.append(sum(log_p[len(prompt) + i - 1, t] for i, t in enumerate(target)))
     expected = torch.stack(scores).mean().neg().exp()
     assert found == pytest.approx(expected.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"target_modules": ["embed_tokens"]}, {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]}],
+    ids=["embeddings", "tokens"],
+)
+def test_peft_around_the_embeddings(options):
+    peft = pytest.importorskip("peft", reason=WHY)
+    net = build(CosformerForCausalLM, torch.float32, tie_word_embeddings=False)
+    tuned, ids = peft.get_peft_model(net, peft.LoraConfig(**options)), tokens(2, 6)
+    tuned(input_ids=ids, labels=ids).loss.backward()
+    learnt = [name for name, p in tuned.named_parameters() if p.grad is not None]
+    assert any("embed_tokens" in name for name in learnt)
+    with pytest.raises(ValueError, match="the model's vocabulary, but got 64"):
+        tuned(input_ids=torch.full((1, 2), 64))
+    how = {"max_new_tokens": 4, "do_sample": False}
+    cached, whole = (tuned.eval().generate(input_ids=ids, use_cache=x, **how) for x in (True, False))
+    assert torch.equal(cached, whole)
+
+
+def test_an_adapter_that_the_loss_would_not_see_is_refused():
+    peft = pytest.importorskip("peft", reason=WHY)
+    net = build(CosformerForCausalLM, torch.float32, head_loss="one_vs_each", tie_word_embeddings=False)
+    tuned = peft.get_peft_model(net, peft.LoraConfig(target_modules=["lm_head"]))
+    with pytest.raises(ValueError, match=r"reads the weight of lm_head itself, which has a Linear"):
+        tuned(input_ids=tokens(1, 4), labels=tokens(1, 4))

@@ -10,6 +10,7 @@ from cosformer.models import (
     CosformerForCausalLM,
     CosformerForConditionalGeneration,
     CosformerForMaskedLM,
+    CosformerForSequenceClassification,
     CosformerForTokenClassification,
 )
 from tests.models.tiny import build, close, tokens
@@ -134,3 +135,30 @@ def test_padding_is_never_predicted(loss):
 def test_the_loss_of_an_encoder_decoder_is_cross_entropy():
     with pytest.raises(ValueError, match="head_loss must be cross_entropy for CosformerForConditional"):
         build(CosformerForConditionalGeneration, head_loss="one_vs_each")
+
+
+@pytest.mark.parametrize("wrong", [64, -1])
+@pytest.mark.parametrize(
+    "head", [CosformerForCausalLM, CosformerForMaskedLM, CosformerForConditionalGeneration]
+)
+def test_labels_outside_of_the_vocabulary_are_named(head, wrong):
+    ids = tokens(1, 5)
+    labels = ids.clone()
+    labels[0, 3] = wrong
+    message = f"labels must be from 0 to 63, the model's vocabulary, or -100 for none, but got {wrong}"
+    with pytest.raises(ValueError, match=message):
+        build(head)(ids, labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 5]), "labels must be from 0 to 1, the num_labels of the configuration, .* got 5"),
+        (torch.tensor([0]), r"labels must have shape \[B\] = \[2\], or \[B, 2\] .* but got \[1\]"),
+        (torch.tensor([[0.0, 1.0]]), r"but got \[1, 2\]"),
+    ],
+)
+def test_classes_that_cannot_be_are_named(labels, message):
+    net = build(CosformerForSequenceClassification, num_labels=2)
+    with pytest.raises(ValueError, match=message):
+        net(tokens(2, 5), labels=labels)

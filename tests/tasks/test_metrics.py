@@ -141,3 +141,10 @@ def test_the_score_does_not_depend_on_batches(metric):
 def test_no_rows_have_no_score():
     with pytest.raises(ValueError, match="at least one sample"):
         Accuracy().score(torch.empty(0, 2))
+
+
+@pytest.mark.parametrize("metric", [MaskedPerplexity, WordPerplexity])
+def test_the_perplexity_of_a_model_that_has_diverged_is_infinite(metric):
+    logits = torch.tensor([[[0.0, 1e4], [0.0, 1e4]]])
+    rows = metric().rows(logits, {"labels": torch.zeros(1, 2, dtype=torch.int64)})
+    assert metric().score(rows)["perplexity"] == math.inf

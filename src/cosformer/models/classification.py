@@ -13,6 +13,7 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.keywords import CACHE, refuse_packing, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.pooling import pool
+from cosformer.models.targets import check_targets
 
 
 class _Classifier(CosformerPreTrainedModel):
@@ -55,6 +56,14 @@ class _Classifier(CosformerPreTrainedModel):
     def _output(self, logits: Tensor, labels: Tensor | None, hidden: Any) -> SequenceClassifierOutput:
         loss = None
         if labels is not None:
+            count = self.config.num_labels
+            if labels.shape not in ((len(logits),), (len(logits), 1), (len(logits), count)):
+                raise ValueError(
+                    f"labels must have shape [B] = [{len(logits)}], or [B, {count}] for several a row, but "
+                    f"got {list(labels.shape)}."
+                )
+            if count > 1 and labels.shape[1:] != (count,):
+                check_targets(labels, count, "the num_labels of the configuration")
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=hidden)
 

@@ -13,7 +13,7 @@ from cosformer.models.config import CosformerConfig
 from cosformer.models.encoder_decoder import CosformerEncoderDecoderModel, with_both_sides
 from cosformer.models.generation import StatefulGenerationMixin
 from cosformer.models.keywords import PACKING, refuse_misspelt
-from cosformer.models.targets import IGNORED, real_targets, recount
+from cosformer.models.targets import IGNORED, check_targets, real_targets, recount
 from cosformer.nn import chunked_cross_entropy
 
 
@@ -105,6 +105,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         if targets is not None:
             shape, ignored = hidden.shape[:2], kwargs.get("ignore_index")
             given, targets = targets, real_targets(targets, shape, decoder_attention_mask, ignored)
+            check_targets(targets, self.config.vocab_size, "the model's vocabulary")
             recount(kwargs, given, targets)
         if targets is not None and self.training and chunk is not None:
             items = kwargs.get("num_items_in_batch")

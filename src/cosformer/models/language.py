@@ -15,7 +15,7 @@ from cosformer.models.keywords import CACHE, packed_bounds, refuse_unread
 from cosformer.models.model import CosformerModel
 from cosformer.models.prefill import chunked_prefill
 from cosformer.models.split import labels_that_count
-from cosformer.models.targets import next_tokens, real_targets, recount
+from cosformer.models.targets import check_targets, next_tokens, real_targets, recount
 from cosformer.nn import chunked_cross_entropy, one_vs_each_loss
 
 
@@ -41,6 +41,14 @@ class _LanguageModel(CosformerPreTrainedModel):
             items = labels_that_count(targets, group)
         pairs, chunk = config.head_loss == "one_vs_each", config.loss_chunk
         logits = None
+        if pairs and not type(self.lm_head).__module__.startswith("torch."):
+            raise ValueError(
+                'head_loss="one_vs_each" reads the weight of lm_head itself, which has a '
+                f"{type(self.lm_head).__name__} around it now: what that learns would have no part in the "
+                'loss. Leave lm_head as it is, or choose head_loss="cross_entropy".'
+            )
+        if targets is not None:
+            check_targets(targets, config.vocab_size, "the model's vocabulary")
         if targets is not None and self.training and (pairs or chunk is not None):
             if chunk is not None:
                 loss = chunked_cross_entropy(self.lm_head, hidden, targets, chunk=chunk, num_items=items)

@@ -192,7 +192,7 @@ class CosformerModel(CosformerPreTrainedModel):
             )
         if readable(ids) and ids.numel():
             least, most = (int(n) for n in ids.aminmax())
-            size = self.embed_tokens.num_embeddings
+            size = self.embed_tokens.weight.shape[0]  # of whatever a package has put around the module, too
             if least < 0 or most >= size:
                 raise ValueError(
                     f"input_ids must be from 0 to {size - 1}, the model's vocabulary, but got "

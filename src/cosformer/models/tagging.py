@@ -11,7 +11,7 @@ from cosformer.models.base import CosformerPreTrainedModel
 from cosformer.models.config import CosformerConfig
 from cosformer.models.keywords import CACHE, packed_bounds, refuse_packing, refuse_unread
 from cosformer.models.model import CosformerModel
-from cosformer.models.targets import real_targets, recount
+from cosformer.models.targets import check_targets, real_targets, recount
 
 
 class _Tagger(CosformerPreTrainedModel):
@@ -63,6 +63,7 @@ class CosformerForTokenClassification(_Tagger):
         logits, loss = self.score(self.dropout(outputs.last_hidden_state)), None
         if labels is not None:
             targets = real_targets(labels, logits.shape[:2], attention_mask, kwargs.get("ignore_index"))
+            check_targets(targets, self.config.num_labels, "the num_labels of the configuration")
             recount(kwargs, labels, targets)
             more = {name: kwargs[name] for name in ("num_items_in_batch",) if name in kwargs}
             loss = self.loss_function(logits=logits, labels=targets, config=self.config, **more)

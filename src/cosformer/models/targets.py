@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosformer.models.layout import loss_exclusion_mask
+from cosformer.ops.checks import readable
 
 IGNORED = -100  # a target that carries no loss
 
@@ -58,6 +59,18 @@ def real_targets(
     if attention_mask is not None:
         targets = targets.masked_fill(attention_mask[:, -targets.shape[1] :] == 0, IGNORED)
     return targets.contiguous()
+
+
+def check_targets(targets: Tensor, size: int, of: str) -> None:
+    """Raises where a target is no number of `of`, which has `size` of them."""
+    if not readable(targets) or targets.is_floating_point():
+        return
+    wrong = (targets != IGNORED) & ((targets < 0) | (targets >= size))
+    if wrong.any():
+        raise ValueError(
+            f"labels must be from 0 to {size - 1}, {of}, or {IGNORED} for none, but got "
+            f"{int(targets[wrong][0])}."
+        )
 
 
 def _check_shape(name: str, given: Tensor, shape: Sequence[int]) -> None:

@@ -197,7 +197,15 @@ class MaskedPerplexity(_Tokens):
 
     def score(self, rows: Tensor) -> dict[str, float]:
         nats, count, right = _some(rows).sum(0).tolist()
-        return {"perplexity": math.exp(nats / count), "loss": nats / count, "accuracy": right / count}
+        return {"perplexity": _exp(nats / count), "loss": nats / count, "accuracy": right / count}
+
+
+def _exp(nats: float) -> float:
+    """Infinite where no float is large enough: of a model that has diverged."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 def _token_statistics(logits: Tensor, labels: Tensor, shift: int) -> Tensor:
@@ -241,4 +249,4 @@ class WordPerplexity(Metric):
 
     def score(self, rows: Tensor) -> dict[str, float]:
         nats, tokens, right, words = _some(rows).sum(0).tolist()
-        return {"perplexity": math.exp(nats / words), "loss": nats / tokens, "accuracy": right / tokens}
+        return {"perplexity": _exp(nats / words), "loss": nats / tokens, "accuracy": right / tokens}
