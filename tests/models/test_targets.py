@@ -146,8 +146,9 @@ def test_labels_outside_of_the_vocabulary_are_named(head, wrong):
     labels = ids.clone()
     labels[0, 3] = wrong
     message = f"labels must be from 0 to 63, the model's vocabulary, or -100 for none, but got {wrong}"
+    target = {"decoder_input_ids": ids} if head is CosformerForConditionalGeneration else {}
     with pytest.raises(ValueError, match=message):
-        build(head)(ids, labels=labels)
+        build(head)(ids, labels=labels, **target)
 
 
 @pytest.mark.parametrize(
