@@ -88,3 +88,24 @@ def test_what_cannot_be_done():
     caches = [growing(tokens(2, 4), use_cache=True).past_key_values for _ in range(2)]
     with pytest.raises(ValueError, match="rows of a KeyValueState cannot be replaced"):
         caches[0].replace_rows(torch.tensor([1]), caches[1])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([[3, 4]] * 3, {"numbers": [0, 1]}, "numbers must have one for each prompt, but ended after 2"),
+        ([torch.tensor([5.9, 6.9])], {}, r"tensor \[T\] of tokens, but got torch.float32"),
+        ([torch.tensor([[5, 6]])], {}, r"got torch.int64 of shape \[1, 2\]: one prompt at a time"),
+    ],
+)
+def test_prompts_that_would_be_dropped_or_bent(prompts, options, message):
+    with pytest.raises(ValueError, match=message):
+        list(generate_many(build(CosformerForCausalLM), prompts, tokens=3, **options))
+
+
+def test_a_list_is_a_prompt():
+    net = build(CosformerForCausalLM)
+    a, b = (list(generate_many(net, [p], tokens=3)) for p in ([3, 4], torch.tensor([3, 4])))
+    assert a == b
+    with pytest.raises(ValueError, match="top_p must be from 0 to 1"):
+        Choice(top_p=2.0)

@@ -53,6 +53,42 @@ def test_guesses_are_taken_back_behind_a_padded_prompt(kind):
             assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("by", ["lookup", "assistant"])
+@EACH
+def test_guesses_behind_a_cache_with_text(kind, by):
+    """It was read again, columns and all, and every guess was wrong."""
+    net = build(CosformerForCausalLM, position="rotary", **kind)
+    assistant = build(CosformerForCausalLM, position="rotary", num_hidden_layers=1, **kind)
+    guess = {"prompt_lookup_num_tokens": 3} if by == "lookup" else {"assistant_model": assistant}
+    options, cache = {"max_new_tokens": 8, "do_sample": False}, CosformerCache(net.config)
+    text = torch.cat([net.generate(tokens(1, 9), past_key_values=cache, **options), tokens(1, 3)], 1)
+    found = net.generate(text, past_key_values=cache, **guess, **options)
+    assert torch.equal(found, net.generate(text, **options))
+    assert cache.get_seq_length() == found.shape[1] - 1
+
+
+def test_guesses_end_where_the_model_ends():
+    net, options = (
+        build(CosformerForCausalLM, attention="softmax", max_position_embeddings=40),
+        {"do_sample": False},
+    )
+    ids = tokens(1, 4).repeat(1, 7)
+    guess = {"prompt_lookup_num_tokens": 10}
+    fits = net.generate(ids, max_new_tokens=12, **options, **guess)
+    assert torch.equal(fits, net.generate(ids, max_new_tokens=12, **options))
+    with pytest.raises(HorizonError) as caught:
+        net.generate(ids, max_new_tokens=20, **options, **guess)
+    assert torch.equal(caught.value.sequences, net.generate(ids, max_new_tokens=13, **options)[:, :41])
+
+
+def test_an_assistant_that_cannot_forget_is_refused():
+    net, assistant = build(CosformerForCausalLM, attention="softmax"), build(CosformerForCausalLM)
+    with pytest.raises(
+        ValueError, match="assistant_model must keep its keys.* the CosformerForCausalLM given"
+    ):
+        net.generate(tokens(1, 4), assistant_model=assistant, max_new_tokens=4)
+
+
 def test_padding_longer_than_the_model_keeps_its_columns(tmp_path):
     """A prompt whose padding alone reaches past the end is cut short inside; its cache is not."""
     net = build(CosformerForCausalLM, attention="softmax", max_position_embeddings=10)

@@ -223,3 +223,14 @@ def test_a_prompt_that_is_padded_on_the_right(cached):
     expected = net.generate(ids[:, :4], **options)[:, 4:]
     mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
     assert torch.equal(net.generate(ids, attention_mask=mask, use_cache=cached, **options)[:, 6:], expected)
+
+
+def test_a_cache_with_other_rows_than_beams_says_how_they_are_made():
+    net, ids = model(), tokens(2, 5)
+    cache = CosformerCache(net.config)
+    text = torch.cat([generate(net, ids, past_key_values=cache), tokens(2, 1)], 1)
+    with pytest.raises(ValueError, match=r"has 2 rows, and 6 are generated.*batch_repeat_interleave\(3\)"):
+        generate(net, text, num_beams=3, past_key_values=cache)
+    cache.batch_repeat_interleave(3)
+    beams = generate(net, text, num_beams=3, past_key_values=cache)
+    assert torch.equal(beams, generate(net, text, num_beams=3))

@@ -27,6 +27,10 @@ class Choice:
     top_p: float | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.top_p is not None and not 0 <= self.top_p <= 1:
+            raise ValueError(f"top_p must be from 0 to 1, a share of probability, but got {self.top_p!r}.")
+
     def tokens(self, logits: Tensor, generators: list[torch.Generator]) -> Tensor:
         """[B] from logits [B, vocabulary]; each row draws from its own generator."""
         if self.greedy:
@@ -163,7 +167,7 @@ def generate_many(
 
     Args:
         model: whose layers have states of constant size; others take one text at a time.
-        prompts: at least one token each; taken one by one, as rows become free.
+        prompts: whole numbers, at least one each; taken one by one, as rows become free.
         tokens: the most to generate for each.
         batch_size: rows of the batch.
         choice: how tokens are chosen.
@@ -174,10 +178,9 @@ def generate_many(
     if model.config.lacking("constant_state") is not None:
         batch_size = 1
     ends = ends_of(model)
-    numbered = zip(prompts, itertools.count() if numbers is None else numbers, strict=False)
     waiting = (
-        Row(prompt, tokens, choice, _generator(choice.seed, number), ends, number)
-        for prompt, number in numbered
+        Row(_checked(prompt), tokens, choice, _generator(choice.seed, number), ends, number)
+        for prompt, number in _numbered(prompts, itertools.count() if numbers is None else numbers)
     )
     while True:
         free = [i for i, row in enumerate(batch.rows) if row.finished]
@@ -190,6 +193,25 @@ def generate_many(
                 yield row.number, row.made
         if not all(row.finished for row in batch.rows):
             batch.step(chosen)
+
+
+def _numbered(prompts: Iterable[Tensor], numbers: Iterable[int]) -> Iterator[tuple[Tensor, int]]:
+    indices = iter(numbers)
+    for count, prompt in enumerate(prompts):
+        number = next(indices, None)
+        if number is None:
+            raise ValueError(f"numbers must have one for each prompt, but ended after {count}.")
+        yield prompt, number
+
+
+def _checked(prompt: Any) -> Tensor:
+    ids = torch.as_tensor(prompt)
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"a prompt must be a list or tensor [T] of tokens, but got {ids.dtype} of shape "
+            f"{list(ids.shape)}: one prompt at a time, encoded by the tokenizer."
+        )
+    return ids
 
 
 def _generator(seed: int, number: int) -> torch.Generator:

@@ -96,6 +96,13 @@ class StatefulGenerationMixin(GenerationMixin):
         """
         whole, mask = self.config.is_encoder_decoder, model_kwargs.get(f"{self._prefix}attention_mask")
         cache = model_kwargs.get("past_key_values")
+        rows = None if cache is None or cache.past is None else len(cache.past.positions)
+        if rows is not None and rows != input_ids.shape[0]:
+            raise ValueError(
+                f"past_key_values has {rows} rows, and {input_ids.shape[0]} are generated: for num_beams or "
+                f"num_return_sequences give each row as often, cache.batch_repeat_interleave("
+                f"{max(1, input_ids.shape[0] // rows)})."
+            )
         if whole and mask is None and cache is not None and cache.get_seq_length():
             _refuse_what_was_read(cache, input_ids.shape[1])
             model_kwargs["decoder_attention_mask"] = torch.ones_like(input_ids)
@@ -110,6 +117,12 @@ class StatefulGenerationMixin(GenerationMixin):
         self, generation_mode: Any, generation_config: Any, *args: Any, **kwargs: Any
     ) -> None:
         config = self.config
+        helper = (args[0] if args else kwargs.get("generation_mode_kwargs") or {}).get("assistant_model")
+        if getattr(helper, "_is_stateful", False):
+            raise ValueError(
+                f"assistant_model must keep its keys, to take guesses back, and the {type(helper).__name__} "
+                'given carries states of constant size: give one with attention="softmax", or another model.'
+            )
         if generation_config.assistant_early_exit is not None:
             raise ValueError(
                 "assistant_early_exit must be left out: all layers are computed, or none. Give a smaller "
@@ -124,6 +137,21 @@ class StatefulGenerationMixin(GenerationMixin):
                 f"the state of {what}, of constant size, cannot forget tokens."
             )
         super()._validate_generation_mode(generation_mode, generation_config, *args, **kwargs)
+
+    def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but no guess lies beyond the greatest length: lookup would make some there, and
+        a text that fits would be refused for them."""
+        made: Any = super()._get_candidate_generator(*args, **kwargs)
+        guess, limit = made.get_candidates, self.config.max_position_embeddings
+
+        def within(input_ids: Tensor, *more: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
+            ids, logits = guess(input_ids, *more, **others)
+            length = max(limit, input_ids.shape[1])
+            return ids[:, :length], None if logits is None else logits[:, : length - input_ids.shape[1]]
+
+        if self._bounded:
+            made.get_candidates = within
+        return made
 
     def _can_capture(self, generation_config: Any, generation_mode: Any) -> bool:
         """Whether steps are captured by default: on CUDA, where no state grows and a step depends on weights
@@ -229,6 +257,13 @@ class StatefulGenerationMixin(GenerationMixin):
         step = self._graph_step(input_ids, inputs_embeds, kwargs)
         if step is not None:
             return step
+        given, first = (
+            kwargs.get("past_key_values"),
+            kwargs.get("is_first_iteration") and inputs_embeds is None,
+        )
+        if given is not None and first and kwargs.get("next_sequence_length") is None:
+            # Of assisted decoding, which would read the columns of a cache again.
+            kwargs["next_sequence_length"] = input_ids.shape[1] - given.get_seq_length()
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, inputs_embeds=inputs_embeds, **kwargs
         )
