@@ -257,11 +257,8 @@ class StatefulGenerationMixin(GenerationMixin):
         step = self._graph_step(input_ids, inputs_embeds, kwargs)
         if step is not None:
             return step
-        given, first = (
-            kwargs.get("past_key_values"),
-            kwargs.get("is_first_iteration") and inputs_embeds is None,
-        )
-        if given is not None and first and kwargs.get("next_sequence_length") is None:
+        given, whole = kwargs.get("past_key_values"), kwargs.get("next_sequence_length") is None
+        if given is not None and kwargs.get("is_first_iteration") and whole and inputs_embeds is None:
             # Of assisted decoding, which would read the columns of a cache again.
             kwargs["next_sequence_length"] = input_ids.shape[1] - given.get_seq_length()
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
