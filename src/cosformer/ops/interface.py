@@ -6,6 +6,7 @@ from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from cosformer.ops.args import AttentionArgs
 from cosformer.ops.backends import NAMES, choose
@@ -123,6 +124,7 @@ def cosformer_attention(
     check_distances(q, k, causal, offset, m, state, cu_seqlens, of_heads)
     if backend not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
+    _refuse_tangents(q, k, v)
     args = _args(q, k, v, causal, m, of_heads, key_mask, offset, cu_seqlens, eps, state, return_state)
     # A state counts positions from the first key.
     seen = state.seen if state is not None else 0 if return_state else None
@@ -137,6 +139,15 @@ def cosformer_attention(
     if of_heads is not None:
         keys, values = rotated_rows(*last_keys(args, lengths), of_heads, -positions)
     return out, CosformerState(numerator, denominator, positions, seen, m, keys, values, public(of_heads))
+
+
+def _refuse_tangents(*inputs: Tensor) -> None:
+    """A call that is traced would drop them."""
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+        raise RuntimeError(
+            "cosformer_attention has no forward-mode derivatives (torch.func.jvp, linearize, jacfwd): use "
+            "those of reverse mode (vjp, jacrev)."
+        )
 
 
 def _args(
