@@ -14,19 +14,25 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
+def _origin(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
 class Registry(Generic[T]):
     def __init__(self, kind: str):
         self.kind = kind
         self._classes: dict[str, type[T]] = {}
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Decorator: the class is known under this name from now on."""
+        """Decorator: the class is known under this name from now on. Code that is run once more, as a file or
+        a cell of a notebook, puts its class in place of the one it made before."""
 
         def add(cls: C) -> C:
-            if name in self._classes:
+            known = self._classes.get(name)
+            if known is not None and _origin(known) != _origin(cls):
                 raise ValueError(
-                    f"{self.kind} {name!r} is registered already, as {self._classes[name].__qualname__}; "
-                    "choose another name."
+                    f"{self.kind} {name!r} is registered already, as {known.__qualname__}; choose another "
+                    "name."
                 )
             self._classes[name] = cls
             return cls

@@ -1,6 +1,9 @@
 """What `eval` says of the weights it scored."""
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -48,3 +51,57 @@ def test_help_names_the_split_that_is_the_default(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     assert "test (default)" in " ".join(capsys.readouterr().out.split())
+
+
+OWN = '''
+from dataclasses import dataclass
+
+from cosformer.attention import register as attention
+from cosformer.attention.relu import Relu
+from cosformer.tasks.registry import register
+from cosformer.tasks.synthetic.mqar import Mqar
+from cosformer.training.recipes import Table
+
+
+@register("mine")
+@dataclass(frozen=True)
+class Mine(Mqar):
+    """A task of this file."""
+
+
+@attention("halved")
+class Halved(Relu):
+    """An attention of this file."""
+
+    def query_features(self, q):
+        return q.relu() / 2
+
+
+SMALL = {"task_settings": {"train_rows": 32, "valid_rows": 8, "test_rows": 8}, "model": {"hidden_size": 16}}
+SMALL |= {"steps": 4, "eval_every": 4, "warmup": 0, "batch_size": 8, "learning_rate": 1e-3}
+build = Table("mine", SMALL, {}, {}, {}).build
+'''
+
+
+def test_a_recipe_file_brings_its_task_and_attention(tmp_path, capsys):
+    """To commands that read the folder later, each in a process of its own, and twice in one."""
+    recipe, made = tmp_path / "my_recipe.py", tmp_path / "made"
+    recipe.write_text(OWN)
+    results = ["--results", str(tmp_path / "results.jsonl")]
+    compare = ["compare", str(recipe), "--attentions", "halved,relu", "--folder", str(made), *results]
+    environment = dict(os.environ, COLUMNS="200")
+    done = subprocess.run([sys.executable, "-m", "cosformer", *compare], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr.decode()
+    score = ["-m", "cosformer", "eval", str(made / "halved")]
+    alone = subprocess.run([sys.executable, *score], capture_output=True, text=True, env=environment)
+    assert alone.returncode == 2
+    assert "What a recipe file of yours brings is known with --recipe FILE.py." in alone.stderr
+    for _ in range(2):
+        assert said(capsys, made / "halved", "--recipe", recipe)[1].startswith("accuracy ")
+
+
+def test_a_recipe_file_that_fails_is_named_with_its_line(folder, tmp_path, capsys):
+    recipe = tmp_path / "broken.py"
+    recipe.write_text("x = 1\n1 / 0\n")
+    assert main(["eval", str(folder), "--recipe", str(recipe)]) == 2
+    assert "broken.py failed in line 2: ZeroDivisionError" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from cosformer.cli import runs
 from cosformer.cli.errors import UsageError, needs_models
 from cosformer.cli.parser import Parser, one_of, positive_int
 
@@ -13,6 +14,7 @@ EXAMPLES = """examples:
   cosformer eval runs/mqar-tiny-cosformer-0
   cosformer eval runs/mqar-tiny-cosformer-0 --split valid --batch_size 64
   cosformer eval runs/mqar-tiny-cosformer-0/checkpoint-200
+  cosformer eval runs/mine --recipe my_recipe.py
 """
 
 
@@ -25,6 +27,7 @@ def arguments(p: Parser) -> None:
         help="train, valid or test (default)",
     )
     p.add_argument("--batch_size", type=positive_int, help="samples at once (default: as in the run)")
+    runs.add_recipe(p)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,11 +37,12 @@ def run(args: argparse.Namespace) -> int:
         from safetensors import SafetensorError
 
         from cosformer.training import best, evaluate
+    runs.load_recipe(args.recipe)
     try:
         weights = best(args.folder)
         about, scores = _about(weights), evaluate(weights, args.split, args.batch_size)
     except (ValueError, KeyError, TypeError, FileNotFoundError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{args.folder} cannot be scored: {error}") from None
+        raise UsageError(f"{args.folder} cannot be scored: {error}{runs.recipe_hint(error)}") from None
     print(f"{args.split} split, {about}")
     for name, value in scores.items():
         print(f"{name} {value:.6g}")

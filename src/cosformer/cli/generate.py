@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cosformer.cli import devices, generate_file
+from cosformer.cli import devices, generate_file, runs
 from cosformer.cli.errors import Stopped, UsageError, needs_models, out_of_memory, readable_file
 from cosformer.cli.parser import Parser, number, positive_int, seed
 from cosformer.reading import json_object
@@ -58,6 +58,7 @@ def arguments(p: Parser) -> None:
     )
     p.add_argument("--out", type=Path, metavar="FILE.jsonl", help="where the texts of --prompts go")
     p.add_argument("--batch_size", type=positive_int, help=f"of --prompts (default: {generate_file.BATCH})")
+    runs.add_recipe(p)
     devices.add(p)
 
 
@@ -93,7 +94,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, A
     except Exception as error:  # libraries raise many classes for malformed files
         if out_of_memory(error):
             raise
-        raise UsageError(f"{folder} cannot be loaded: {_first(error)}") from None
+        raise UsageError(f"{folder} cannot be loaded: {_first(error)}{runs.recipe_hint(error)}") from None
     # Only the command line decides how tokens are chosen: a saved file could ask for a million beams.
     ends = {name: getattr(model.generation_config, name) for name in _ENDS}
     for name, given in ends.items():
@@ -252,6 +253,7 @@ def run(args: argparse.Namespace) -> int:
             context = path.read_bytes().decode("utf-8")  # line ends as they are
         except UnicodeDecodeError as error:
             raise UsageError(f"--context {path} is not text in UTF-8 (byte {error.start:,}).") from None
+    runs.load_recipe(args.recipe)
     model, tokenizer = load(args.folder, device, getattr(torch, args.dtype))
     if args.prompts is not None:
         return _file(args, model, tokenizer)

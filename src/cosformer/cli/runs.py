@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +114,46 @@ def build(
     return run
 
 
-def _of_recipe(recipe: str, **settings: Any) -> Any:
-    """The run that a recipe builds. A recipe is a program of the user: its errors are reported with their
-    line."""
+def add_recipe(p: Parser) -> None:
+    p.add_argument(
+        "--recipe",
+        type=Path,
+        metavar="FILE.py",
+        help="your recipe file, where the run has a task or an attention of that file: it is run first",
+    )
+
+
+def load_recipe(path: Path | None) -> None:
+    """Runs a recipe file for what it registers; its errors are UsageErrors."""
+    if path is None:
+        return
     from cosformer.training import recipes
 
     try:
-        return recipes.build(recipe, **settings)
+        _reported(str(path), lambda: recipes.load(path))
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from None
+    except (SyntaxError, ImportError) as error:
+        raise UsageError(f"recipe {path} cannot be read: {error}.") from None
+
+
+def recipe_hint(error: Exception) -> str:
+    """What helps where a folder needs code that only its recipe file brings."""
+    unknown = str(error).startswith(("task must be one of", "attention must be one of"))
+    return " What a recipe file of yours brings is known with --recipe FILE.py." if unknown else ""
+
+
+def _of_recipe(recipe: str, **settings: Any) -> Any:
+    """The run that a recipe builds."""
+    from cosformer.training import recipes
+
+    return _reported(recipe, lambda: recipes.build(recipe, **settings))
+
+
+def _reported(recipe: str, work: Callable[[], Any]) -> Any:
+    """A recipe is a program of the user: its errors are reported with their line."""
+    try:
+        return work()
     except (ValueError, FileNotFoundError, SyntaxError, ImportError):
         raise
     except (Exception, SystemExit) as error:
