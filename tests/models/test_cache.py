@@ -19,7 +19,7 @@ from cosformer.models import (
     CosformerModel,
     HorizonError,
 )
-from tests.models.tiny import MECHANISMS, build, close, config, having, tokens
+from tests.models.tiny import MECHANISMS, build, close, config, gradients, having, tokens
 
 # Every mechanism that carries a state, in each head that it suits.
 WITH_A_CACHE = pytest.mark.parametrize(
@@ -311,3 +311,31 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(mechanism, monkeypatch):
         assert state.nbytes == size
         text = torch.cat([ids, more], 1) if length else more
         close(step(net, more, state), net(text).logits[:, length:])
+
+
+@having(recurrent=True, causal=True)
+def test_gradients_end_where_a_cache_is_detached(mechanism):
+    """The values of the whole text, and gradients of each piece alone behind its past."""
+    net, ids = build(CosformerForCausalLM, attention=mechanism).train(), tokens(2, 12)
+    whole = net(ids, use_cache=False).logits
+    cache, pieces = CosformerCache(net.config), []
+    for piece in ids.split(4, 1):
+        logits = net(piece, past_key_values=cache, use_cache=True).logits
+        pieces.append(logits)
+        logits.square().sum().backward()  # a second time through the pieces before would be an error
+        assert cache.detach() is cache
+    close(torch.cat(pieces, 1), whole)
+    with torch.no_grad():
+        past = CosformerCache(net.config)
+        net(ids[:, :8], past_key_values=past)
+
+    def of_last(cache):
+        return net(ids[:, 8:], past_key_values=cache, use_cache=True).logits.square().sum()
+
+    expected = gradients(net, of_last(past))
+    cache = CosformerCache(net.config)
+    net(ids[:, :8], past_key_values=cache, use_cache=True)
+    found = gradients(net, of_last(cache.detach()))
+    assert found.keys() == expected.keys()
+    for name, grad in found.items():
+        close(grad, expected[name])

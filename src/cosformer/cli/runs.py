@@ -111,6 +111,13 @@ def build(
         raise UsageError(str(error)) from None
     except (SyntaxError, ImportError) as error:
         raise UsageError(f"recipe {recipe} cannot be read: {error}.") from None
+    if run.warmup >= run.steps:
+        share = run.steps / run.warmup
+        print(
+            f"warmup={run.warmup:,} is not over after steps={run.steps:,}: the learning rate comes to "
+            f"{share:.0%} of learning_rate. A smaller warmup=N changes that.",
+            file=sys.stderr,
+        )
     return run
 
 

@@ -155,6 +155,13 @@ class CosformerCache(Cache):
         for layer, content in zip(self.layers, snapshot.layers, strict=True):
             layer.fill(*content)
 
+    def detach(self) -> "CosformerCache":
+        """Cuts the graph of gradients behind the states, and returns the cache itself: the next call learns
+        from its own tokens alone, with the past as it is (truncated backpropagation through time)."""
+        for layer in self.layers:
+            layer.detach()
+        return self
+
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """If the call inside fails, the cache is as it was before.

@@ -201,6 +201,9 @@ class StateLayer(CacheLayerMixin):
             setattr(self, name, f(state))
         self.made_with = made_with
 
+    def detach(self) -> None:
+        self._each(lambda state: state.detach())
+
     def offload(self) -> None:
         if self.is_initialized:
             self.device = next(iter(self.states.values())).positions.device

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,8 +145,8 @@ class Run:
             if not 0 <= values[name] < 1:
                 raise ValueError(f"{name} must be at least 0 and below 1, but got {values[name]}.")
         for name in ("warmup", "workers", "weight_decay", "seed"):
-            if not values[name] >= 0:
-                raise ValueError(f"{name} must not be negative, but got {values[name]}.")
+            if not 0 <= values[name] < math.inf:
+                raise ValueError(f"{name} must not be negative, and finite, but got {values[name]}.")
         if self.max_grad_norm is not None:
             positive("max_grad_norm", self.max_grad_norm)
         if self.patience is not None:
