@@ -86,13 +86,23 @@ def test_clients_at_once_get_their_own_texts(address, offline):
     assert found == expected
 
 
-def test_draws_follow_the_seed_of_the_request(address):
-    drawn = {"temperature": 1.0, "top_p": 0.9}
+@pytest.mark.parametrize("by", [{}, {"stop": "\0\0never"}], ids=["shared batch", "generate()"])
+def test_draws_follow_the_seed_of_the_request(address, by):
+    drawn = {"temperature": 1.0, "top_p": 0.9, **by}
     jobs = [{"seed": 3}, {"seed": 4}, {"seed": 3, "stream": True}, {}, {}]
     with ThreadPoolExecutor(len(jobs)) as pool:
         found = list(pool.map(lambda job: text(address, "a", 30, **drawn, **job), jobs))
     assert found[0] == found[2]
     assert len(set(found)) == 4
+
+
+@pytest.mark.parametrize("bias", [100, 100.0])
+def test_a_bias_makes_a_token_likelier(address, bias):
+    """In whole numbers as well, which is how OpenAI's clients write it."""
+    fields = {"logit_bias": {"97": bias}, "max_tokens": 4, "temperature": 0}
+    assert text(address, "b", 4, logit_bias={"97": bias}) == "aaaa"
+    status, answer = ask(address, CHAT, {"messages": [{"role": "user", "content": "b"}], **fields})
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "aaaa")
 
 
 @pytest.mark.parametrize("kind", ["stream", "whole", "whole, by generate()", "stream, by generate()"])

@@ -7,6 +7,7 @@ at a time, as in transformers' own server.
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -25,7 +26,7 @@ _OF_A_ROW = frozenset({
     "max_length", "max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "eos_token_id",
     "pad_token_id", "bos_token_id", "decoder_start_token_id", "transformers_version", "_from_model_config",
 })  # fmt: skip
-# The seed of the current request; transformers' server seeds all of PyTorch with it, for every request.
+# The seed of the current request; transformers' server would seed all of PyTorch with it, for every request.
 SEED: ContextVar[int | None] = ContextVar("seed", default=None)
 _USUAL = GenerationConfig._get_default_generation_params()
 
@@ -108,6 +109,13 @@ class BatchManager(GenerateManager):
         made.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(made)
 
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Jobs of the thread that generates, one at a time; each draws from the seed of its request."""
+        return super().submit(_seeded(fn, SEED.get()), *args, **kwargs)
+
+    def async_submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return super().async_submit(_seeded(fn, SEED.get()), *args, **kwargs)
+
     def _shares(self, gen_config: GenerationConfig) -> bool:
         """Whether a row of the batch can do what is asked for: greedy search, or plain sampling."""
         asked = gen_config.to_dict().items()
@@ -154,6 +162,18 @@ class BatchManager(GenerateManager):
             stream.end()
         except Exception as error:
             stream.end(error)
+
+
+def _seeded(fn: Callable[..., Any], seed: int | None) -> Callable[..., Any]:
+    """The same function, with PyTorch's numbers seeded by a request, or by nothing that another one has
+    asked for."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.seed() if seed is None else torch.manual_seed(seed)
+            return fn(*args, **kwargs)
+
+    return run
 
 
 class _Gone(StoppingCriteria):

@@ -31,6 +31,8 @@ def check_fields(body: dict[str, Any]) -> None:
     for name, (wanted, right) in _FIELDS.items():
         if body.get(name) is not None and not right(body[name]):
             raise HTTPException(400, f"{name} must be {wanted}, but got {body[name]!r:.60}.")
+    if body.get("logit_bias") is not None:  # transformers takes no whole numbers
+        body["logit_bias"] = {token: float(bias) for token, bias in body["logit_bias"].items()}
 
 
 def _is_message(given: Any) -> bool:

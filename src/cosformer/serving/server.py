@@ -29,15 +29,21 @@ LARGEST = 64 * 2**20  # bytes of a request
 class _Chat(ChatCompletionHandler):
     def _validate_request(self, body: dict[str, Any]) -> None:
         check_chat(body)
-        SEED.set(body.get("seed"))
+        SEED.set(body.pop("seed", None))  # or all of PyTorch would be seeded, and so other requests
         super()._validate_request(body)
 
 
 class _Completions(CompletionHandler):
     def _validate_request(self, body: dict[str, Any]) -> None:
         check_fields(body)
-        SEED.set(body.get("seed"))
+        SEED.set(body.pop("seed", None))
         super()._validate_request(body)
+
+    def _build_generation_config(self, body: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        made = super()._build_generation_config(body, *args, **kwargs)
+        if body.get("logit_bias"):  # which only chats have in transformers' server
+            made.sequence_bias = {(int(token),): bias for token, bias in body["logit_bias"].items()}
+        return made
 
 
 def application(name: str, model: Any, tokenizer: Any, *, batch_size: int) -> "Connected":
