@@ -126,6 +126,20 @@ class TestPacking:
         with refused("packed", "attention_mask"):
             tiny("llama")(input_ids=IDS[:1], **{key: torch.tensor([0, 3, 6])})
 
+    def test_padding_that_a_position_counts(self):
+        """Rectified queries and keys under rotary positions know where they stand: 4 off without a word."""
+        model, (text,) = tiny("llama"), rows(6)
+        ids = torch.cat([torch.zeros(1, 3, dtype=text.dtype), text[None]], 1)
+        mask = (torch.arange(9) >= 3).long()[None]
+        with refused("padded on the left", "position_ids count the padding"):
+            model(input_ids=ids, attention_mask=mask)
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        out = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, 3:]
+        torch.testing.assert_close(out, model(input_ids=text[None]).logits)
+        mask[0, 5] = 0
+        with refused("padding between the tokens of a row", "Pad at the ends"):
+            model(input_ids=ids, attention_mask=mask, position_ids=positions)
+
     def test_under_compile_a_mask_is_asked_for(self):
         """There transformers cannot look at the positions, and takes every text for packed."""
         compiled = torch.compile(tiny("llama"), fullgraph=True, backend="eager")

@@ -116,6 +116,25 @@ def check_positions(position_ids: Tensor | None) -> None:
     )
 
 
+def check_padding(position_ids: Tensor | None, mask: Tensor, queries: int) -> None:
+    """Padding lies at the ends of a row, and has no position: a distance counts columns, and rectified
+    queries and keys under rotary positions know where they stand."""
+    begins = (mask[:, 1:] & ~mask[:, :-1]).sum(1) + mask[:, 0]
+    _insist(
+        (begins <= 1).all(),
+        "attention_mask has padding between the tokens of a row, and the distance between two tokens counts "
+        "it. Pad at the ends of a row",
+    )
+    if position_ids is not None and position_ids.shape[-1] == queries:
+        column = torch.arange(mask.shape[1] - queries, mask.shape[1], device=mask.device)
+        counted = ((position_ids == column) | ~mask[:, -queries:]).all(1)  # as if padding were text
+        _insist(
+            (mask[:, 0] | ~mask.any(1) | ~counted).all(),
+            "rows are padded on the left, and position_ids count the padding: the output would depend on it. "
+            "Pad on the right, or give position_ids = attention_mask.cumsum(-1) - 1, as generate() does",
+        )
+
+
 def check_left_padding(side: str, mask: Tensor | None) -> None:
     """Between two texts the distance i - j counts from both their starts: padding there would shift it."""
     if mask is not None:

@@ -162,6 +162,10 @@ def _attend(
         causal, offset = _is_causal(module, is_causal), tk - tq
         if first and attention_mask is None:
             refusals.check_positions(asked.get("position_ids"))
+        elif (
+            first and attention_mask is not None and not getattr(module.config, "add_cross_attention", False)
+        ):
+            refusals.check_padding(asked.get("position_ids"), attention_mask, tq)
         if offset != 0 and not causal:
             refusals.refuse(
                 f"{type(module).__name__} is not causal and has {tq} queries for {tk} keys, and does not say "
