@@ -142,10 +142,10 @@ def arena(places: Places) -> Section:
         "Accuracy in per cent on the test split; higher is better. Settings of scale small. Learning rate "
         "and positions (learned, rotary or none), with their number of steps, are the best on validation of "
         "the settings tried, which are counted task by task; for Image and Pathfinder the second one has a "
-        "convolution over a row of pixels. On Pathfinder models have two layers of width 64, and so ours has "
-        "no layer of softmax and is the same model as windows. Our Retrieval is a stand-in, citations among "
-        "7,306 arXiv papers, and does not compare with the published one (AAN). Other people's codebases "
-        f"have columns of their own. {_again('lra')}"
+        "convolution over a row of pixels, for Text over five bytes. On Pathfinder models have two layers "
+        "of width 64, and so ours has no layer of softmax and is the same model as windows. Our Retrieval is "
+        "a stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
+        f"Other people's codebases have columns of their own. {_again('lra')}"
     )
     own = [r for r in places.records if r["experiment"]["plan"] == "lra"]
     return Section("Long Range Arena (Table 4)", [Table(header, rows, caption), *_said(own)])
