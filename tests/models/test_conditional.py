@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cosformer.models import CosformerEncoderDecoderModel, CosformerForConditionalGeneration
-from tests.models.tiny import PADDINGS, build, close, gradients, having, pad, padded_batch, tokens
+from tests.models.tiny import PADDINGS, build, close, config, gradients, having, pad, padded_batch, tokens
 
 
 def model(mechanism, **changes):
@@ -207,3 +207,10 @@ def test_labels_on_padding_do_not_change_what_the_loss_is_divided_by():
     ids = net.prepare_decoder_input_ids_from_labels(target)
     padded = {"decoder_input_ids": ids, "decoder_attention_mask": mask, "labels": target}
     close(net(source, **padded, num_items_in_batch=4).loss, alone)
+
+
+def test_a_start_token_outside_of_the_vocabulary_is_named():
+    with pytest.raises(
+        ValueError, match=r"decoder_start_token_id must be a token .* below 64, but it is 257"
+    ):
+        CosformerForConditionalGeneration(config(decoder_start_token_id=257))

@@ -91,3 +91,16 @@ def test_packing_that_contradicts_itself_is_refused(name):
 def test_packing_is_refused_by_every_name_where_a_row_is_one_text(name):
     with pytest.raises(ValueError, match=f"{name} must be left out"):
         head("CosformerForSequenceClassification")(tokens(1, 5), **{name: torch.tensor([0, 2, 5])})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cu_seqlens": [0, 5]}, "cu_seqlens must be a tensor .* but got list"),
+        ({"cu_seqlens": torch.tensor([[0, 5]])}, r"cu_seqlens must be a tensor .* but got \[1, 2\]"),
+        ({"input_ids": None, "inputs_embeds": torch.zeros(1, 5, 7)}, r"\[B, T, 32\], but got \[1, 5, 7\]"),
+    ],
+)
+def test_what_has_the_wrong_form_is_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        head("CosformerForCausalLM")(**{"input_ids": tokens(1, 5)} | given)

@@ -361,3 +361,8 @@ def test_the_peak_of_a_run_is_not_that_of_what_came_before():
     del large
     Clock(cpu)
     assert machine.peak_memory(cpu) < before - 200 * 2**20
+
+
+def test_a_name_is_no_run(tmp_path):
+    with pytest.raises(TypeError, match=r"run must be a Run, as recipes\.build.* but got str"):
+        train("mqar", tmp_path)

@@ -32,6 +32,12 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             raise ValueError(
                 f"head_loss must be cross_entropy for {type(self).__name__}, but got {config.head_loss!r}."
             )
+        start, size = config.decoder_start_token_id, config.vocab_size
+        if start is not None and start >= size:  # the default is that of byte_tokenizer()
+            raise ValueError(
+                f"decoder_start_token_id must be a token of the vocabulary, below {size}, but it is {start}: "
+                "say which token begins a target, as in CosformerConfig(decoder_start_token_id=1)."
+            )
         super().__init__(with_both_sides(config, type(self).__name__))
         self.model = CosformerEncoderDecoderModel(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

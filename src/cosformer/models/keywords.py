@@ -37,6 +37,12 @@ def packed_bounds(
     """The bounds of packed documents, under our name or under those of transformers. What contradicts itself,
     or tells of documents without where they begin, is refused."""
     given = {"cu_seqlens": cu_seqlens} | {name: kwargs.get(name) for name in _BOUNDS[1:]}
+    for name, bounds in given.items():
+        if bounds is not None and not (isinstance(bounds, Tensor) and bounds.dim() == 1):
+            raise ValueError(
+                f"{name} must be a tensor [N + 1], the bounds of N documents in one row, but got "
+                f"{list(bounds.shape) if isinstance(bounds, Tensor) else type(bounds).__name__}."
+            )
     (first, bounds), *others = [x for x in given.items() if x[1] is not None] or [("", None)]
     for name, same in others:
         if bounds is not same and readable(bounds) and bounds.tolist() != same.tolist():

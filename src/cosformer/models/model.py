@@ -169,6 +169,11 @@ class CosformerModel(CosformerPreTrainedModel):
 
     def _embed(self, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
         if ids is None and embedded is not None:
+            if embedded.dim() != 3 or embedded.shape[2] != self.config.hidden_size:
+                raise ValueError(
+                    f"inputs_embeds must have shape [B, T, hidden_size] = [B, T, {self.config.hidden_size}], "
+                    f"but got {list(embedded.shape)}."
+                )
             return embedded
         if ids is None:
             raise ValueError("input_ids is missing: give input_ids, or inputs_embeds in their place.")

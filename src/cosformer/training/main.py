@@ -56,6 +56,11 @@ def train(
 
     Works unchanged under `torchrun` and `accelerate launch`: the batch is divided among the processes.
     """
+    if not isinstance(run, Run):
+        raise TypeError(
+            f"run must be a Run, as recipes.build(...) makes, but got {type(run).__name__}: a recipe by name "
+            'or path is train(recipes.build("mqar", scale="tiny"), folder).'
+        )
     path, commit = Path(folder), machine.commit()  # before files can change
     results = Path("results") / f"{run.task}.jsonl" if results is None else Path(results)
     record_file.check(results)
