@@ -59,6 +59,19 @@ class AttentionArgs:
     windows: tuple[int, ...] | None = None
 
     @classmethod
+    def of_token(
+        cls, q: Tensor, k: Tensor, v: Tensor, numerator: Tensor, denominator: Tensor, positions: Tensor,
+        horizon: float | None, eps: float, past_keys: Tensor | None, past_values: Tensor | None,
+        windows: tuple[int, ...] | None, key_mask: Tensor | None = None,
+    ) -> "AttentionArgs":  # fmt: skip
+        """A step of one token per row after a state, without gradients."""
+        return cls(
+            q, k, v, key_mask, None, numerator, denominator, positions, causal=True, query_offset=0,
+            horizon=horizon, eps=eps, return_state=True, keep=False, past_keys=past_keys,
+            past_values=past_values, windows=windows,
+        )  # fmt: skip
+
+    @classmethod
     def unflatten(cls, inputs: Sequence[Any]) -> "AttentionArgs":
         """From the arguments of an op: the last ones may be left out, and tuples come as lists."""
         args = cls(*inputs)

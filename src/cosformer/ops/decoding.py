@@ -40,9 +40,9 @@ def decode_step(
     eps = epsilon(eps)
     if state.horizon is not None:
         within_horizon(state.seen, state.horizon, state.seen)
-    args = AttentionArgs(
-        q, k, v, key_mask, None, state.numerator, state.denominator, state.positions, True, 0, state.horizon,
-        eps, True, False, state.keys, state.values, check_windows(state.windows, k.shape[2]),
+    args = AttentionArgs.of_token(
+        q, k, v, state.numerator, state.denominator, state.positions, state.horizon, eps, state.keys,
+        state.values, check_windows(state.windows, k.shape[2]), key_mask,
     )  # fmt: skip
     if q.is_cuda and has_kernel(args, state.seen):
         from cosformer.ops.triton.stepping import step

@@ -145,9 +145,9 @@ def _args(
     q: Tensor, k: Tensor, v: Tensor, state: CosformerState, positions: Tensor, eps: float
 ) -> AttentionArgs:
     windows = None if state.windows is None else tuple(w or 0 for w in state.windows)
-    return AttentionArgs(
-        q, k, v, None, None, state.numerator, state.denominator, positions, True, 0, state.horizon, eps, True,
-        False, state.keys, state.values, windows,
+    return AttentionArgs.of_token(
+        q, k, v, state.numerator, state.denominator, positions, state.horizon, eps, state.keys, state.values,
+        windows,
     )  # fmt: skip
 
 

@@ -36,11 +36,11 @@ def _op(
     windows: list[int] | None,
 ) -> Tensor:
     of_heads = None if windows is None else tuple(windows)
-    args = AttentionArgs(
-        q, k, v, None, None, numerator, denominator, positions, True, 0, horizon, eps, True, False, past_keys,
-        past_values, of_heads,
-    )  # fmt: skip
-    return step(args)
+    return step(
+        AttentionArgs.of_token(
+            q, k, v, numerator, denominator, positions, horizon, eps, past_keys, past_values, of_heads
+        )
+    )
 
 
 @_op.register_fake
