@@ -279,14 +279,15 @@ class CosformerModel(CosformerPreTrainedModel):
                 f"{' (the cache included)' if columns else ''}, 1 for real tokens and 0 for padding, but got "
                 f"{list(mask.shape)}."
             )
+        own = mask[:, columns:]
         if not readable(mask):
-            return mask[:, columns:] != 0
+            return own != 0
         if mask.dtype != torch.bool:
-            wrong = (mask != 0) & (mask != 1)
+            wrong = (own != 0) & (own != 1)
             if wrong.any():
                 raise ValueError(
                     "attention_mask must hold 1 for real tokens and 0 for padding, or be bool, but got "
-                    f"{mask[wrong][0].item():g}: a mask to be added to scores is not understood here."
+                    f"{own[wrong][0].item():g}: a mask to be added to scores is not understood here."
                 )
         if past is not None:
             told = mask[:, :columns].sum(1)
@@ -297,7 +298,7 @@ class CosformerModel(CosformerPreTrainedModel):
                     "cannot forget or add any. A row that ended early in generate() has read its padding as "
                     "tokens: go on from a snapshot() of the cache, or read the texts again without one."
                 )
-        return mask[:, columns:] != 0
+        return own != 0
 
     @property
     def limit(self) -> int | None:
