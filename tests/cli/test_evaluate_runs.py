@@ -83,21 +83,29 @@ build = Table("mine", SMALL, {}, {}, {}).build
 '''
 
 
-def test_a_recipe_file_brings_its_task_and_attention(tmp_path, capsys):
-    """To commands that read the folder later, each in a process of its own, and twice in one."""
+def test_a_recipe_file_brings_its_task_and_attention(tmp_path):
+    """To commands that read the folder later, and twice in one process."""
     recipe, made = tmp_path / "my_recipe.py", tmp_path / "made"
     recipe.write_text(OWN)
     results = ["--results", str(tmp_path / "results.jsonl")]
     compare = ["compare", str(recipe), "--attentions", "halved,relu", "--folder", str(made), *results]
     environment = dict(os.environ, COLUMNS="200")
-    done = subprocess.run([sys.executable, "-m", "cosformer", *compare], capture_output=True, env=environment)
-    assert done.returncode == 0, done.stderr.decode()
-    score = ["-m", "cosformer", "eval", str(made / "halved")]
-    alone = subprocess.run([sys.executable, *score], capture_output=True, text=True, env=environment)
-    assert alone.returncode == 2
+    score = ["eval", str(made / "halved")]
+
+    def run(*commands):
+        program = f"from cosformer.cli import main\nprint([main(words) for words in {commands!r}])"
+        return subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+        )
+
+    done = run(compare)
+    assert done.stdout.endswith("[0]\n"), done.stderr
+    alone = run(score)
+    assert alone.stdout == "[2]\n"
     assert "What a recipe file of yours brings is known with --recipe FILE.py." in alone.stderr
-    for _ in range(2):
-        assert said(capsys, made / "halved", "--recipe", recipe)[1].startswith("accuracy ")
+    twice = run(*[[*score, "--recipe", str(recipe)]] * 2)
+    assert twice.stdout.count("accuracy ") == 2, twice.stderr
+    assert twice.stdout.endswith("[0, 0]\n")
 
 
 def test_a_recipe_file_that_fails_is_named_with_its_line(folder, tmp_path, capsys):

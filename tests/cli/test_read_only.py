@@ -10,8 +10,9 @@ import pytest
 from cosformer import lock, reading
 from cosformer.cli import main
 
-RUN = ["train", "mqar", "--scale", "tiny", "steps=2", "model.hidden_size=16", "task_settings.train_rows=32",
-       "task_settings.valid_rows=8", "task_settings.test_rows=8", "--folder", "run"]  # fmt: skip
+RUN = ["train", "mqar", "--scale", "tiny", "steps=2", "warmup=0", "model.hidden_size=16",
+       "task_settings.train_rows=32", "task_settings.valid_rows=8", "task_settings.test_rows=8",
+       "--folder", "run"]  # fmt: skip
 
 
 def read_only(monkeypatch, root):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cosformer.models import CosformerEncoderDecoderModel, CosformerForConditionalGeneration
-from tests.models.tiny import PADDINGS, build, close, config, gradients, having, pad, padded_batch, tokens
+from tests.models.tiny import PADDINGS, build, close, gradients, having, pad, padded_batch, tokens
 
 
 def model(mechanism, **changes):
@@ -209,8 +209,10 @@ def test_labels_on_padding_do_not_change_what_the_loss_is_divided_by():
     close(net(source, **padded, num_items_in_batch=4).loss, alone)
 
 
-def test_a_start_token_outside_of_the_vocabulary_is_named():
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id"])
+def test_a_token_of_another_tokenizer_is_named(name):
+    net = build(CosformerForConditionalGeneration, **{name: 257})
     with pytest.raises(
-        ValueError, match=r"decoder_start_token_id must be a token .* below 64, but it is 257"
+        ValueError, match=f"{name} must be a token of the vocabulary, below 64, but it is 257"
     ):
-        CosformerForConditionalGeneration(config(decoder_start_token_id=257))
+        net(tokens(1, 4), labels=tokens(1, 3))

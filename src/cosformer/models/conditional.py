@@ -32,12 +32,6 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
             raise ValueError(
                 f"head_loss must be cross_entropy for {type(self).__name__}, but got {config.head_loss!r}."
             )
-        start, size = config.decoder_start_token_id, config.vocab_size
-        if start is not None and start >= size:  # the default is that of byte_tokenizer()
-            raise ValueError(
-                f"decoder_start_token_id must be a token of the vocabulary, below {size}, but it is {start}: "
-                "say which token begins a target, as in CosformerConfig(decoder_start_token_id=1)."
-            )
         super().__init__(with_both_sides(config, type(self).__name__))
         self.model = CosformerEncoderDecoderModel(self.config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -49,6 +43,13 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             raise ValueError("decoder_start_token_id and pad_token_id must be set to learn from labels.")
+        size = self.config.vocab_size
+        for name, token in (("decoder_start_token_id", start), ("pad_token_id", pad)):
+            if token >= size:  # the defaults are those of byte_tokenizer()
+                raise ValueError(
+                    f"{name} must be a token of the vocabulary, below {size}, but it is {token}: give the "
+                    f"configuration that of the tokenizer, CosformerConfig({name}=...)."
+                )
         shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
         shifted = shifted.masked_fill((shifted == -100) | _before_labels(labels), pad)
         return shifted.scatter(1, _first(labels), start)

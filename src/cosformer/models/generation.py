@@ -67,6 +67,7 @@ class StatefulGenerationMixin(GenerationMixin):
             length = getattr(generation_config, "_mask_length", None) if mask is None else mask.shape[1]
             _refuse_what_was_read(given, length)
             given._is_user_defined = True
+            given.guesses = generation_mode == GenerationMode.ASSISTED_GENERATION
             given.ends = _ends(generation_config) if generation_mode in _ROW_BY_ROW else None
             self._compile_steps(given, generation_config, model_kwargs)
             return
@@ -257,9 +258,9 @@ class StatefulGenerationMixin(GenerationMixin):
         step = self._graph_step(input_ids, inputs_embeds, kwargs)
         if step is not None:
             return step
-        given, whole = kwargs.get("past_key_values"), kwargs.get("next_sequence_length") is None
-        if given is not None and kwargs.get("is_first_iteration") and whole and inputs_embeds is None:
-            # Of assisted decoding, which would read the columns of a cache again.
+        given = kwargs.get("past_key_values")
+        if given is not None and given.guesses and kwargs.get("is_first_iteration"):
+            # Assisted decoding would read the columns of the cache again.
             kwargs["next_sequence_length"] = input_ids.shape[1] - given.get_seq_length()
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, inputs_embeds=inputs_embeds, **kwargs
