@@ -91,3 +91,20 @@ def test_a_cache_without_text_has_no_source():
     cache.crop(-5)
     out = net(other, decoder_input_ids=text, past_key_values=cache).logits
     close(out, net(other, decoder_input_ids=text).logits)
+
+
+@having(recurrent=True, causal=True)
+def test_new_tokens_alone_go_on_under_the_mask_of_all(mechanism):
+    """transformers takes the whole text, or what is new of it beside the whole mask."""
+    net, ids, new = build(CosformerForCausalLM, attention=mechanism), tokens(2, 6), tokens(2, 3)
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, :2] = 0
+    cache, how = CosformerCache(net.config), {"max_new_tokens": 4, "do_sample": False}
+    with torch.no_grad():
+        net(ids, attention_mask=mask[:, :6], past_key_values=cache)
+    kept = cache.snapshot()
+    alone = net.generate(new, attention_mask=mask, past_key_values=cache, **how)[:, 3:]
+    cache.restore(kept)
+    text = torch.cat([ids, new], 1)
+    assert torch.equal(net.generate(text, attention_mask=mask, past_key_values=cache, **how)[:, 9:], alone)
+    assert torch.equal(net.generate(text, attention_mask=mask, use_cache=False, **how)[:, 9:], alone)
