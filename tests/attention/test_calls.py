@@ -107,3 +107,12 @@ def test_states_of_another_batch(case):
         one = [x[:1] for x in inputs]
         with pytest.raises(ValueError, match="each of the 2 documents of cu_seqlens, but got 1"):
             run(*one, causal=True, state=row, cu_seqlens=BOUNDS)
+
+
+@having(key_mask=True)
+def test_a_mask_for_all_of_no_rows(case):
+    """The operator takes no empty batch."""
+    if case[0] == "cosformer":
+        return
+    run, inputs = build(case), [x[:0] for x in qkv(8, batch=2)]
+    assert run(*inputs, causal=run.traits.causal, key_mask=ones(1, 8)).shape[0] == 0

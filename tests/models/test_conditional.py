@@ -216,3 +216,24 @@ def test_a_token_of_another_tokenizer_is_named(name):
         ValueError, match=f"{name} must be a token of the vocabulary, below 64, but it is 257"
     ):
         net(tokens(1, 4), labels=tokens(1, 3))
+
+
+def test_a_prompt_of_the_target_that_has_no_loss_is_read():
+    """Where the start token is that of padding, as T5's, ids that come with labels are not taken for it."""
+    net, source = (
+        build(CosformerForConditionalGeneration, decoder_start_token_id=0, pad_token_id=0),
+        tokens(1, 6),
+    )
+    ids = torch.cat([torch.zeros(1, 1, dtype=torch.int64), tokens(1, 5)], 1)
+    labels = torch.cat([ids[:, 1:], tokens(1, 1)], 1)
+    labels[:, :3] = -100
+    given = {"decoder_input_ids": ids, "labels": labels}
+    whole = net(source, decoder_attention_mask=torch.ones_like(ids), **given)
+    close(net(source, **given).logits, whole.logits)
+    padded = torch.cat([torch.full((1, 3), -100), tokens(1, 4)], 1)  # and what collators make of labels is
+    made = net.prepare_decoder_input_ids_from_labels(padded)
+    alone = net(source, labels=padded[:, 3:]).loss
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    for run in (net, compiled):
+        close(run(source, labels=padded).loss, alone)
+        close(run(source, labels=padded, decoder_input_ids=made).loss, alone)

@@ -60,9 +60,15 @@ def test_padding_is_left_out():
         ),
         ([{"input_ids": [1, 2], "attention_mask": [1]}], "attention_mask must have an entry for each"),
         ([{"input_ids": [1.5, 2.7]}], "input_ids of a document must be a list or tensor .* torch.float32"),
-        ([{"input_ids": [[1, 2]]}], r"whole numbers, but got torch.int64 of shape \[1, 2\]"),
+        ([{"input_ids": [[1, 2], [3, 4]]}], r"whole numbers, but got torch.int64 of shape \[2, 2\]"),
     ],
 )
 def test_what_would_be_dropped_or_bent_is_refused(features, message):
     with pytest.raises(ValueError, match=message):
         PackingCollator()(features)
+
+
+def test_a_text_as_a_tokenizer_gives_it():
+    """As tensors of one row, beside the text itself."""
+    made = PackingCollator()([{"input_ids": torch.tensor([[5, 6]]), "text": "ab", "labels": None}])
+    assert made["input_ids"].tolist() == [[5, 6]]

@@ -163,3 +163,14 @@ def test_classes_that_cannot_be_are_named(labels, message):
     net = build(CosformerForSequenceClassification, num_labels=2)
     with pytest.raises(ValueError, match=message):
         net(tokens(2, 5), labels=labels)
+
+
+@LOSSES
+def test_targets_beside_labels_are_counted_by_themselves(loss):
+    """The Trainer counts shift_labels where there are any."""
+    net, ids = build(CosformerForCausalLM, head_loss=loss), tokens(2, 9)
+    targets = moved(ids)
+    targets[:, :5] = -100
+    count = (targets != -100).sum()
+    expected = net(ids, shift_labels=targets).loss
+    close(net(ids, labels=ids, shift_labels=targets, num_items_in_batch=count).loss, expected)

@@ -108,3 +108,15 @@ def test_new_tokens_alone_go_on_under_the_mask_of_all(mechanism):
     text = torch.cat([ids, new], 1)
     assert torch.equal(net.generate(text, attention_mask=mask, past_key_values=cache, **how)[:, 9:], alone)
     assert torch.equal(net.generate(text, attention_mask=mask, use_cache=False, **how)[:, 9:], alone)
+
+
+def test_an_end_in_the_prompt_is_none_of_the_row():
+    """A turn of a chat ends in one; the model may go on with the token of padding."""
+    net, end, pad = build(CosformerForCausalLM), 1, 0
+    ids = tokens(2, 6)
+    ids[:, -1] = end
+    how = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": end, "pad_token_id": pad}
+    net.lm_head.weight.data[pad] += 0.3 * net.model(ids).last_hidden_state[0, -1]
+    assert net.generate(ids, **how)[0, 6] == pad
+    given = net.generate(ids, past_key_values=CosformerCache(net.config), **how)
+    assert torch.equal(given, net.generate(ids, **how))

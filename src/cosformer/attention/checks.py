@@ -35,9 +35,10 @@ def checked_mask(key_mask: Tensor | None, k: Tensor) -> Tensor | None:
     """bool [B, Tk]; one row is for all."""
     if key_mask is None:
         return None
-    for_all = isinstance(key_mask, Tensor) and key_mask.shape[:1] == (1,)
-    check_mask(key_mask, k[:1] if for_all else k)
-    return key_mask.expand(k.shape[0], -1)
+    if isinstance(key_mask, Tensor) and key_mask.shape == (1, k.shape[1]):
+        key_mask = key_mask.expand(k.shape[0], -1)
+    check_mask(key_mask, k)
+    return key_mask
 
 
 def count(name: str, value: Any) -> int:

@@ -88,6 +88,7 @@ class CosformerCache(Cache):
         self.decoding: Decoding | None = None  # compiled steps, where generate() uses them
         self.guesses = False  # whether generate() goes on from it by guesses that are taken back
         self.ends: tuple[Tensor, Tensor] | None = None  # padding behind a row's end, and what ends one
+        self.prompt = 0  # columns that generate() was given
         self.capacity = 0  # columns of static states that grow; further steps are not compiled
         self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
         self.fits: CosformerConfig | None = None  # that it was last found to fit

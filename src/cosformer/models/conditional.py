@@ -54,12 +54,19 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         shifted = shifted.masked_fill((shifted == -100) | _before_labels(labels), pad)
         return shifted.scatter(1, _first(labels), start)
 
-    def _mask_of(self, labels: Tensor, ids: Tensor) -> Tensor | None:
-        """Where the target is padded on the left: its padding, which collators tell by the labels alone."""
-        traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-        if traced or (ids.is_cuda and torch.cuda.is_current_stream_capturing()) or labels.shape != ids.shape:
-            return None
-        hidden = _before_labels(labels) & (ids == self.config.pad_token_id)
+    def _mask_of(self, labels: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """The mask of the target, or the one given. Collators pad on the left as well, and tell it by the
+        labels alone: of ids that they have made from them, nothing is before the start token but padding."""
+        if mask is not None or (ids is not None and ids.shape != labels.shape):
+            return mask
+        hidden = _before_labels(labels)
+        if ids is not None:
+            padding = ((ids == self.config.pad_token_id) | ~hidden).all(1, keepdim=True)
+            hidden &= padding & (ids.gather(1, _first(labels)) == self.config.decoder_start_token_id)
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+            return ~hidden
+        if labels.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None  # our own batches, which are padded on the right
         return ~hidden if hidden.any() else None
 
     @can_return_tuple
@@ -89,8 +96,9 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     "whole target to learn from."
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        if labels is not None and decoder_input_ids is not None and decoder_attention_mask is None:
-            decoder_attention_mask = self._mask_of(labels, decoder_input_ids)
+            decoder_attention_mask = self._mask_of(labels, None, decoder_attention_mask)
+        elif labels is not None:
+            decoder_attention_mask = self._mask_of(labels, decoder_input_ids, decoder_attention_mask)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,

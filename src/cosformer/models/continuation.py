@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
-_CONTEXT = 8  # tokens before a token that decide how it is written: with a space before it or without
+_CONTEXT = 8  # tokens before a token that decide how it is written: with a space before it or not
+_LONGEST = 16  # tokens that wait for the end of a character, which has fewer
+_MARK = "\N{REPLACEMENT CHARACTER}"  # for what is no character, or none yet
 
 
 class Continuation:
@@ -19,9 +21,9 @@ class Continuation:
     def _begin(self, before: list[int]) -> None:
         """The next token is behind these, whose text is said."""
         shown = [token for token in before if token not in self._special]
-        self._before, self._waiting, self._said = shown[-_CONTEXT:], list[int](), 0
+        self._before, self._waiting = shown[-_CONTEXT:], list[int]()
         text = self._decode(self._before)
-        if _may_change(text):
+        if text.endswith(_MARK):
             self._before, text = [], ""
         self._length = len(text)
 
@@ -30,32 +32,35 @@ class Continuation:
         new = list(tokens)
         self.tokens += new
         self._waiting += new
-        text = self._text()
-        if not _may_change(text):
-            part = text[self._said :]
+        text = self._text(self._waiting)
+        if not text.endswith(_MARK):
             self._begin(self._before + self._waiting)
-            return part
-        part, self._said = text[self._said : -1], max(self._said, len(text) - 1)
+            return text
+        if len(self._waiting) <= _LONGEST:
+            return ""
+        # Much of this will never be a character: all but the last tokens, cut where no character is.
+        for kept in range(3, _LONGEST):
+            said, rest = self._waiting[:-kept], self._waiting[-kept:]
+            part = self._text(said)
+            if part + self._decode(rest) == text:
+                break
+        self._begin([])
+        self._waiting = rest
         return part
 
     def rest(self) -> str:
         """What still waits."""
-        return self._text()[self._said :]
+        return self._text(self._waiting)
 
-    def _text(self) -> str:
-        return self._decode(self._before + self._waiting)[self._length :]
+    def _text(self, tokens: list[int]) -> str:
+        return self._decode(self._before + tokens)[self._length :]
 
     def _decode(self, tokens: list[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
 
-def _may_change(text: str) -> bool:
-    """Whether the last character may be the beginning of another."""
-    return text.endswith("\N{REPLACEMENT CHARACTER}")
-
-
 def continuation(tokenizer: Any, prompt: Iterable[int], tokens: Iterable[int]) -> str:
     """The whole text of tokens behind a prompt."""
     made = Continuation(tokenizer, prompt)
-    return made.add(tokens) + made.rest()
+    return "".join(made.add([token]) for token in tokens) + made.rest()

@@ -97,6 +97,8 @@ class StatefulGenerationMixin(GenerationMixin):
         """
         whole, mask = self.config.is_encoder_decoder, model_kwargs.get(f"{self._prefix}attention_mask")
         cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            cache.prompt = input_ids.shape[1]
         rows = None if cache is None or cache.past is None else len(cache.past.positions)
         if rows is not None and rows != input_ids.shape[0]:
             raise ValueError(
@@ -261,7 +263,8 @@ class StatefulGenerationMixin(GenerationMixin):
         given = kwargs.get("past_key_values")
         if given is not None and given.guesses and kwargs.get("is_first_iteration"):
             # Assisted decoding would read the columns of the cache again.
-            kwargs["next_sequence_length"] = input_ids.shape[1] - given.get_seq_length()
+            new = input_ids.shape[1] - given.get_seq_length()
+            kwargs["next_sequence_length"] = new if new > 0 else None
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, inputs_embeds=inputs_embeds, **kwargs
         )
@@ -352,8 +355,9 @@ def _without_ended(cache: CosformerCache, ids: Tensor) -> Tensor | None:
     past, (pad, ends) = cache.past, cast(tuple[Tensor, Tensor], cache.ends)
     if past is None or ids.shape[0] == 1:
         return None  # a single row stops at its end
-    filled = (ids == pad).flip(1).cumprod(1).sum(1)  # columns of padding at the end of each row
-    last = ids.gather(1, (ids.shape[1] - 1 - filled).clamp_min(0)[:, None])[:, 0]
+    made = ids[:, cache.prompt :]
+    filled = (made == pad).flip(1).cumprod(1).sum(1)  # columns of padding at the end of each row
+    last = made.gather(1, (made.shape[1] - 1 - filled).clamp_min(0)[:, None])[:, 0]
     ended = (filled > 0) & torch.isin(last, ends)
     if not ended.any():
         return None

@@ -41,7 +41,8 @@ class _LanguageModel(CosformerPreTrainedModel):
             items = labels_that_count(targets, group)
         pairs, chunk = config.head_loss == "one_vs_each", config.loss_chunk
         logits = None
-        if pairs and not type(self.lm_head).__module__.startswith("torch."):
+        learns = targets is not None and self.training
+        if learns and pairs and not type(self.lm_head).__module__.startswith("torch."):
             raise ValueError(
                 'head_loss="one_vs_each" reads the weight of lm_head itself, which has a '
                 f"{type(self.lm_head).__name__} around it now: what that learns would have no part in the "
@@ -49,7 +50,7 @@ class _LanguageModel(CosformerPreTrainedModel):
             )
         if targets is not None:
             check_targets(targets, config.vocab_size, "the model's vocabulary")
-        if targets is not None and self.training and (pairs or chunk is not None):
+        if targets is not None and learns and (pairs or chunk is not None):
             if chunk is not None:
                 loss = chunked_cross_entropy(self.lm_head, hidden, targets, chunk=chunk, num_items=items)
             else:
@@ -141,7 +142,7 @@ class CosformerForCausalLM(_LanguageModel, StatefulGenerationMixin):
             self._refuse_part()
         shape = outputs.last_hidden_state[:, keep].shape[:2]
         targets = next_tokens(labels, shift_labels, shape, *documents, kwargs.get("ignore_index"))
-        if labels is not None and targets is not None:
+        if labels is not None and targets is not None and shift_labels is None:
             recount(kwargs, labels[:, 1:], targets)
         logits, loss = self._logits_and_loss(outputs.last_hidden_state, keep, targets, kwargs)
         return CausalLMOutputWithPast(

@@ -292,11 +292,16 @@ class CosformerModel(CosformerPreTrainedModel):
         if past is not None:
             told = mask[:, :columns].sum(1)
             for row in (told != past.positions).nonzero()[:1, 0].tolist():
+                read = int(past.positions[row])
                 raise ValueError(
                     f"attention_mask has {int(told[row])} real tokens among the {columns} columns before "
-                    f"this call in row {row}, but past_key_values has read {int(past.positions[row])}, and "
-                    "cannot forget or add any. A row that ended early in generate() has read its padding as "
-                    "tokens: go on from a snapshot() of the cache, or read the texts again without one."
+                    f"this call in row {row}, but past_key_values has read {read}, and cannot forget or add "
+                    "any. "
+                    + (
+                        "What it was given as padding, or behind the end of a row, must have 0 in every mask."
+                        if told[row] > read
+                        else "Go on from a snapshot() of the cache, or read the texts again without one."
+                    )
                 )
         return own != 0
 

@@ -48,7 +48,8 @@ class PackingCollator:
 
 def _document(feature: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Tokens and labels of a document, of which the first has no label."""
-    unknown = feature.keys() - {"input_ids", "labels", "attention_mask"} - _UNREAD
+    given = {name for name, value in feature.items() if value is not None and not isinstance(value, str)}
+    unknown = given - {"input_ids", "labels", "attention_mask"} - _UNREAD
     if unknown or feature.get("input_ids") is None:
         what = f"got {', '.join(sorted(unknown))}" if unknown else "input_ids is missing"
         raise ValueError(
@@ -57,8 +58,8 @@ def _document(feature: dict[str, Any]) -> tuple[Tensor, Tensor]:
             "rest."
         )
     ids = _whole_numbers("input_ids", feature["input_ids"])
-    given, mask = feature.get("labels"), feature.get("attention_mask")
-    labels = ids.clone() if given is None else _whole_numbers("labels", given, len(ids))
+    own, mask = feature.get("labels"), feature.get("attention_mask")
+    labels = ids.clone() if own is None else _whole_numbers("labels", own, len(ids))
     if mask is not None:
         real = _whole_numbers("attention_mask", mask, len(ids)) != 0
         ids, labels = ids[real], labels[real]
@@ -68,6 +69,8 @@ def _document(feature: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 def _whole_numbers(name: str, given: Any, length: int | None = None) -> Tensor:
     found = torch.as_tensor(given)
+    if found.dim() == 2 and len(found) == 1:  # as a tokenizer gives a text as tensors
+        found = found[0]
     if found.dim() != 1 or (found.numel() and (found.is_floating_point() or found.is_complex())):
         raise ValueError(
             f"{name} of a document must be a list or tensor [T] of whole numbers, but got {found.dtype} of "

@@ -41,8 +41,10 @@ def next_tokens(
 
 
 def recount(kwargs: dict[str, Any], labels: Tensor, targets: Tensor) -> None:
-    """Corrects `num_items_in_batch` where it is given: transformers' Trainer counts all labels of a whole
-    batch, and some are no targets here (padding, first tokens of documents). By their share in these rows."""
+    """Corrects `num_items_in_batch` where it is given: transformers' Trainer counts all labels of an update,
+    and some are no targets here (padding, first tokens of documents). By their share in these rows, which is
+    exact for an update in one part; in several as nearly as the shares are alike, as they are where labels on
+    padding are -100."""
     items = kwargs.get("num_items_in_batch")
     if items is not None:
         counted, asked = ((y != IGNORED).sum().clamp_min(1) for y in (labels, targets))
