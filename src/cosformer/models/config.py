@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import logging
 
 from cosformer import attention, positions, reading
+from cosformer.attention.checks import one_of
 from cosformer.models import defaults, guard
 from cosformer.models.mixture import LayerAttention, as_lists, own_parameters
 from cosformer.nn import feedforward, gate, norm
@@ -256,7 +257,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         self._multiple("hidden_size", "num_attention_heads")
         self._multiple("num_attention_heads", "num_key_value_heads")
         for name in self.attention_names:
-            _one_of("attention", name, attention.names())
+            one_of("attention", name, attention.names())
         for name in (
             "qk_norm", "output_norm", "ordered_tokens", "pre_norm", "bias", "use_cache",
             "tie_word_embeddings",
@@ -326,7 +327,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             raise ValueError(f"{name} must be at most {most:,}, but got {getattr(self, name):.6g}.")
 
     def _one_of(self, name: str, known: tuple[str, ...]) -> None:
-        _one_of(name, getattr(self, name), known)
+        one_of(name, getattr(self, name), known)
 
     def _multiple(self, name: str, of: str) -> None:
         if getattr(self, name) % getattr(self, of) != 0:
@@ -387,11 +388,6 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         for name, value in changes.items():
             setattr(own, name, value)
         return own
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, but got {value!r}.")
 
 
 def _parameters(name: str, value: Any, *, lists: bool = False) -> None:
