@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from cosformer.models import CosformerEncoderDecoderModel, CosformerForConditionalGeneration
+from cosformer.models import (
+    CosformerCache,
+    CosformerEncoderDecoderModel,
+    CosformerForConditionalGeneration,
+)
 from tests.models.tiny import PADDINGS, build, close, gradients, having, pad, padded_batch, tokens
 
 
@@ -237,3 +241,17 @@ def test_a_prompt_of_the_target_that_has_no_loss_is_read():
     for run in (net, compiled):
         close(run(source, labels=padded).loss, alone)
         close(run(source, labels=padded, decoder_input_ids=made).loss, alone)
+
+
+def test_labels_of_what_goes_on_from_a_cache():
+    net, source = build(CosformerForConditionalGeneration), tokens(1, 6)
+    ids, labels = tokens(1, 5), tokens(1, 5)
+    labels[0, :2] = -100
+    ids[0, 2], ids[0, :2] = net.config.decoder_start_token_id, net.config.pad_token_id
+    cache = CosformerCache(net.config)
+    net(source, decoder_input_ids=tokens(1, 3), past_key_values=cache)
+    given = {"decoder_input_ids": ids, "past_key_values": cache}
+    kept = cache.snapshot()
+    logits = net(source, **given).logits
+    cache.restore(kept)
+    close(net(source, labels=labels, **given).logits, logits)

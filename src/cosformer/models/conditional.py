@@ -97,7 +97,7 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             decoder_attention_mask = self._mask_of(labels, None, decoder_attention_mask)
-        elif labels is not None:
+        elif labels is not None and past_key_values is None:
             decoder_attention_mask = self._mask_of(labels, decoder_input_ids, decoder_attention_mask)
         outputs = self.model(
             input_ids,
