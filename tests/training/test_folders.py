@@ -5,13 +5,14 @@ import re
 import signal
 
 import pytest
+import torch
 
 from cosformer import atomic, reading
 from cosformer.training import Interrupted, checkpoint, train
 from cosformer.training.log import Log
 from cosformer.training.loop import Loop
 from tests.training.test_crash import log_of, same
-from tests.training.toy import toy
+from tests.training.toy import Toy, _Texts, toy
 
 
 def trained(folder, run, **options):
@@ -139,3 +140,53 @@ def test_a_manifest_that_leads_elsewhere_is_not_followed(tmp_path):
     }.items():
         atomic.write_json(tmp_path / checkpoint.MANIFEST, {"files": {name: {"bytes": 0, "sha256": ""}}})
         assert says in checkpoint.damage(tmp_path)
+
+
+def stopped(folder, run):
+    """A run that was stopped behind its first checkpoint."""
+
+    def stop(event):
+        if 0 < event["step"] < 12:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        trained(folder, run, progress=stop)
+    assert checkpoint.newest(folder) is not None
+
+
+@pytest.mark.parametrize("data", ["device", "loader"])
+def test_a_run_does_not_go_on_with_other_data(tmp_path, data, monkeypatch):
+    """Neither with more or fewer samples nor with others; with the same, wherever they are kept, it does."""
+    run = toy(workers=0, data=data)
+    stopped(tmp_path, run)
+    own = Toy.dataset
+    for change, says in (
+        (lambda task, split: _Texts(24, 0), "the train split had 23 samples, and has 24"),
+        (lambda task, split: _Texts(len(own(task, split)), 77), "had 23 samples, and has 23 other ones"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(Toy, "dataset", change)
+            with pytest.raises(ValueError, match=f"the data have changed since .* {says}. Put the data back"):
+                trained(tmp_path, run)
+    assert checkpoint.newest(tmp_path) is not None
+    other = "device" if data == "loader" else "loader"
+    trained(tmp_path, run.replace(data=other))
+
+
+def test_samples_that_are_drawn_each_time_are_counted_alone(tmp_path, monkeypatch):
+    class Drawn(_Texts):
+        def __getitem__(self, index):
+            return {"input_ids": torch.randint(2, (9,)), "labels": torch.tensor(index % 2)}
+
+    monkeypatch.setattr(Toy, "dataset", lambda task, split: Drawn(23, 0))
+    stopped(tmp_path, toy(workers=0, data="loader"))
+    trained(tmp_path, toy(workers=0, data="loader"))
+
+
+def test_a_folder_of_an_earlier_version_goes_on(tmp_path):
+    run = toy(workers=0)
+    stopped(tmp_path, run)
+    saved = reading.json_file(tmp_path / "run.json")
+    del saved["data"]
+    atomic.write_json(tmp_path / "run.json", saved)
+    trained(tmp_path, run)

@@ -48,6 +48,23 @@ def prepare(run: Run, folder: Path, resume: bool) -> None:
             checkpoint.discard(folder / checkpoint.name(step))  # damaged; the run will write it again
 
 
+def refuse_other_data(folder: Path, found: dict[str, Any], resumed: bool) -> None:
+    """Keeps what tells the data of a run, and raises where it goes on with others. A folder of an earlier
+    version has nothing to compare with."""
+    saved = reading.json_file(folder / RUN)
+    before = saved.get("data", {})
+    changed = [split for split, own in found.items() if before.get(split, own) != own]
+    if resumed and changed:
+        counts = [f"{one[changed[0]]['samples']:,}" for one in (before, found)]
+        now = f"{counts[1]} other ones" if counts[0] == counts[1] else counts[1]
+        raise ValueError(
+            f"the data have changed since {folder} was begun: the {changed[0]} split had {counts[0]} "
+            f"samples, and has {now}. Put the data back, give another folder, or {_AGAIN}."
+        )
+    if before != found:
+        atomic.write_json(folder / RUN, {**saved, "data": found})
+
+
 def begun(folder: Path) -> tuple[str, Run]:
     """The identity of a folder's run, and the run."""
     saved = reading.json_file(folder / RUN, f"Put a copy of it back, give another folder, or {_AGAIN}.")

@@ -21,6 +21,7 @@ from cosformer.training import checkpoint, evaluation, model, record
 from cosformer.training import folder as folders
 from cosformer.training.cuda_graph import MAX_GRAPHS
 from cosformer.training.device_dataset import LIMIT, DeviceDataset, TooLarge, is_static
+from cosformer.training.fingerprint import fingerprint
 from cosformer.training.interrupt import Interrupt
 from cosformer.training.loader import LoaderDataset
 from cosformer.training.log import Log
@@ -89,6 +90,9 @@ def _train(
     status = Status() if start is None else Status.read(start)
     task = tasks.build(run.task, **run.task_settings)
     sources = {split: source(run, task, split, mesh.device) for split in ("train", "valid")}
+    if mesh.is_main:
+        told = {split: made.fingerprint for split, made in sources.items()}
+        folders.refuse_other_data(path, told, start is not None)
     net = model.build(run, task)
     if start is not None:
         load_weights(net, start / WEIGHTS)
@@ -214,13 +218,18 @@ def source(run: Run, task: Task, split: Any, device: torch.device) -> Any:
             f"group_by_length must be false: the samples of {run.task} change from epoch to epoch, and their "
             "lengths may, too."
         )
-    chosen = run.data == "device"
+    made: Any
+    own, chosen = fingerprint(task, dataset), run.data == "device"
     if chosen or (run.data == "auto" and not run.workers and is_static(dataset)):
         shapes = _shapes(run) if split == "train" else None
         limit = None if chosen else LIMIT
         with suppress(TooLarge):
-            return DeviceDataset(task, dataset, device=device, shapes=shapes, limit=limit)
-    return LoaderDataset(task, dataset, workers=run.workers if split == "train" else 0, device=device)
+            made = DeviceDataset(task, dataset, device=device, shapes=shapes, limit=limit)
+            made.fingerprint = own
+            return made
+    made = LoaderDataset(task, dataset, workers=run.workers if split == "train" else 0, device=device)
+    made.fingerprint = own
+    return made
 
 
 def _shapes(run: Run) -> int | None:
