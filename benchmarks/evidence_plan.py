@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
-from benchmarks import cosine_plan, enwik8_plan
+from benchmarks import cosine_plan, enwik8_plan, small_arena_plan
 from benchmarks.plan import Entry, repeats
 from cosformer.models import defaults
 from cosformer.report.sections.evidence import MORE, OURS, WINDOWS
@@ -324,4 +324,5 @@ PLANS: dict[str, Callable[[], list[Entry]]] = {
     "pretrain": pretrained,
     "lm-8192": lambda: [*enwik8_plan.at_8192(), *enwik8_plan.at_8192_equal_tokens()],
     "cosine": cosine_plan.entries,
+    small_arena_plan.PLAN: small_arena_plan.entries,
 }

@@ -150,7 +150,8 @@ def _data_of(entry: Entry) -> list[str]:
     if "of" in settings:  # holes in the inputs of that task
         return FILES.get(settings["of"], [])
     corpus = settings.get("corpus")
-    return FILES.get(entry.recipe if corpus is None else f"{entry.recipe} of {corpus}", [])
+    pieces = FILES["mlm"] if settings.get("bpe_corpus") == "wikitext2" else []
+    return [*FILES.get(entry.recipe if corpus is None else f"{entry.recipe} of {corpus}", []), *pieces]
 
 
 def with_seed(entry: Entry, seed: int) -> Entry:
