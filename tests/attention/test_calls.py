@@ -4,6 +4,8 @@ import re
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.attention.zoo import HEADS, build, close, having, qkv
 
@@ -94,6 +96,25 @@ def test_packing_that_does_not_fit(case):
     for bounds in (BOUNDS.tolist(), BOUNDS.float()):
         with pytest.raises(TypeError, match="cu_seqlens must be"):
             run(q, k, v, causal=causal, cu_seqlens=bounds)
+        if run.traits.packed_state:
+            _, state = run(q, k, v, causal=True, cu_seqlens=BOUNDS, return_state=True)
+            with pytest.raises(TypeError, match="cu_seqlens must be"):
+                run(q, k, v, causal=True, cu_seqlens=bounds, state=state)
+
+
+@pytest.mark.parametrize("name", ["cosformer", "softmax", "relu"])
+def test_lengths_are_not_read_where_a_call_is_traced(name):
+    """Their values are not known there, and reading them would end the trace."""
+    run, inputs = build((name, {})), qkv(8, batch=2)
+
+    def call(q, k, v, lengths):
+        return run(q, k, v, causal=True, lengths=lengths)
+
+    lengths = torch.tensor([8, 5])
+    traced = make_fx(call, tracing_mode="fake")(*inputs, lengths)
+    torch.testing.assert_close(traced(*inputs, lengths), call(*inputs, lengths))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert call(*map(mode.from_tensor, (*inputs, lengths))).shape == inputs[2].shape
 
 
 @having(recurrent=True, causal=True)

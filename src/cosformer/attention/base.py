@@ -114,16 +114,16 @@ class Attention(nn.Module, ABC):
                     f"attention {self.name!r} cannot serve this call: {what} was asked for, but its trait "
                     f"{trait} is False. Its `traits` say what it can do."
                 )
-        if state is not None:
-            if not isinstance(state, self.state_type or ()):
-                wanted = "none" if self.state_type is None else self.state_type.__name__
-                raise TypeError(
-                    f"state must be a {wanted} for attention {self.name!r}, but got {type(state).__name__}."
-                )
-            check_rows(state.batch, q, cu_seqlens)
+        if state is not None and not isinstance(state, self.state_type or ()):
+            wanted = "none" if self.state_type is None else self.state_type.__name__
+            raise TypeError(
+                f"state must be a {wanted} for attention {self.name!r}, but got {type(state).__name__}."
+            )
         key_mask = checked_mask(key_mask, k)
         if cu_seqlens is not None:
             check_packing(cu_seqlens, q, k, key_mask, query_offset)
+        if state is not None:
+            check_rows(state.batch, q, cu_seqlens)
         more: dict[str, Any] = {}
         if lengths is not None:
             if self.takes_lengths:

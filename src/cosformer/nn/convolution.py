@@ -78,21 +78,24 @@ class ShortConvolution(nn.Module):
                 "a convolution over both sides has no state: what comes later would change what was said. "
                 "Use causal=True."
             )
-        self._check(x, lengths, cu_seqlens, state)
+        self._check_width(x)
         if cu_seqlens is not None:
             check_packing(cu_seqlens, x, x, key_mask, None)
             if readable(cu_seqlens):
                 document_bounds(cu_seqlens, x.shape[1])
+        self._check_rows(x, lengths, cu_seqlens, state)
         x = _without_padding(x, key_mask, lengths)
         if cu_seqlens is None:
             return self._rows(x, lengths, state, return_state)
         return self._packed(x, cu_seqlens, state, return_state)
 
-    def _check(
-        self, x: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None, state: Tensor | None
-    ) -> None:
+    def _check_width(self, x: Tensor) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:
             raise ValueError(f"x must have shape [B, T, {self.channels}], but got {list(x.shape)}.")
+
+    def _check_rows(
+        self, x: Tensor, lengths: Tensor | None, cu_seqlens: Tensor | None, state: Tensor | None
+    ) -> None:
         if lengths is not None:
             check_lengths(lengths, x.shape[0], x.shape[1], x.device, cu_seqlens)
         if state is not None:

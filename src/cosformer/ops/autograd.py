@@ -9,14 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
-from torch.nn import Parameter
 
 from cosformer.ops.angles import length_or
 from cosformer.ops.args import FIELDS, NAMES, TENSORS, AttentionArgs, schema
+from cosformer.ops.checks import PLAIN
 
 Shape = tuple[int, ...]
 Results = tuple[Tensor | None, ...]  # None for an empty one
-PLAIN = (Tensor, Parameter)
 
 
 class Forward(NamedTuple):

@@ -7,13 +7,18 @@ from typing import Any
 import torch
 
 WIDE = (torch.float32, torch.float64)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)
 
 
 def readable(x: torch.Tensor) -> bool:
-    """Whether the values of a tensor can be looked at: on a GPU that would wait for the device, in a graph or
-    under the transforms of torch.func there are none."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return x.device.type == "cpu" and not traced
+    """Whether the values of a tensor can be looked at: on a GPU that would wait for the device; in a graph,
+    in a fake tensor or under the transforms of torch.func there are none."""
+    if torch.compiler.is_compiling():
+        return False
+    traced = any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
+    traced = traced or torch._C._are_functorch_transforms_active()
+    return x.device.type == "cpu" and type(x) in PLAIN and not traced
 
 
 def flag(name: str, value: Any) -> bool:

@@ -124,7 +124,8 @@ def cosformer_attention(
     check_distances(q, k, causal, offset, m, state, cu_seqlens, of_heads)
     if backend not in NAMES:
         raise ValueError(f"backend must be one of {', '.join(NAMES)}, but got {backend!r}.")
-    _refuse_tangents(q, k, v)
+    past = () if state is None else (state.numerator, state.denominator, state.keys, state.values)
+    _refuse_tangents(q, k, v, *past)
     args = _args(q, k, v, causal, m, of_heads, key_mask, offset, cu_seqlens, eps, state, return_state)
     # A state counts positions from the first key.
     seen = state.seen if state is not None else 0 if return_state else None
@@ -141,13 +142,20 @@ def cosformer_attention(
     return out, CosformerState(numerator, denominator, positions, seen, m, keys, values, public(of_heads))
 
 
-def _refuse_tangents(*inputs: Tensor) -> None:
+def _refuse_tangents(*inputs: Tensor | None) -> None:
     """A call that is traced would drop them."""
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs):
+    if forward_ad._current_level >= 0 and any(_has_tangent(x) for x in inputs if x is not None):
         raise RuntimeError(
             "cosformer_attention has no forward-mode derivatives (torch.func.jvp, linearize, jacfwd): use "
             "those of reverse mode (vjp, jacrev)."
         )
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Of a tensor that vmap has batched, what it is made of is looked at: for the whole there is no rule."""
+    while torch._C._functorch.is_batchedtensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def _args(
