@@ -25,7 +25,10 @@ TABLE = Table(
         "save_every": 100,
     },
     small={
-        "model": {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "dropout": 0.1},
+        "model": {
+            "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "dropout": 0.1,
+            "position": "rotary",
+        },
         "steps": 10_000, "batch_size": 64, "accumulation": 8, "learning_rate": 5e-4, "warmup": 2000,
         "eval_every": 1000, "save_every": 1000, "eval_batch_size": 8, "precision": "bf16",
     },

@@ -148,6 +148,13 @@ def test_the_recommended_model_follows_the_sizes_that_are_asked_for():
         assert "attention_parameters" not in recipes.build("enwik8", **options).model
 
 
+@pytest.mark.parametrize("recipe", ["enwik8", "python", "wikitext2", "wikitext103"])
+def test_a_small_language_model_without_windows_has_rotary_positions(recipe):
+    """So that a comparison with softmax is one with softmax as people use it."""
+    for name, position in (("softmax", "rotary"), ("relu", "rotary"), ("recommended", "none")):
+        assert recipes.build(recipe, scale="small", attention=name).model["position"] == position
+
+
 @pytest.mark.parametrize(
     ("recipe", "scale"), [("enwik8", "small"), ("image", "small"), ("wikitext103", "paper")]
 )
