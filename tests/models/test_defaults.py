@@ -18,6 +18,7 @@ from cosformer.models import (
     CosformerModel,
     defaults,
 )
+from cosformer.models import config as models_config
 from cosformer.models.defaults import recommended
 from cosformer.training import Run
 from cosformer.training.model import configuration
@@ -213,7 +214,7 @@ def test_the_table_is_the_class():
 
 def test_a_later_version_is_refused(tmp_path):
     write(tmp_path, OLD | {"defaults_version": 99})
-    with pytest.raises(ValueError, match="must be one of 1, 2, 3, 4, but the configuration has 99"):
+    with pytest.raises(ValueError, match="must be one of 1, 2, 3, 4, 5, but the configuration has 99"):
         AutoConfig.from_pretrained(tmp_path)
 
 
@@ -256,6 +257,60 @@ def test_positions_by_default():
     assert config.position is None
     pair = CosformerForConditionalGeneration(config)
     assert (pair.model.encoder.config.position, pair.model.decoder.config.position) == ("rotary", "none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "position"),
+    [
+        ({"attention": "softmax"}, "rotary"),
+        ({"attention": "linear"}, "rotary"),
+        ({"attention": "softmax", "attention_parameters": {"windows": [4, 8]}}, "rotary"),
+        ({"attention_parameters": {}}, "rotary"),
+        ({"attention": "softmax", "hidden_size": 18}, "sinusoidal"),
+        ({"attention": "cosformer"}, "none"),
+        ({"attention": ["softmax", "cosformer"]}, "none"),
+        ({"attention": "relu", "attention_parameters": {"windows": [2, None]}}, "none"),
+        ({"attention": "softmax", "position": "none"}, "none"),
+    ],
+    ids=str,
+)
+def test_a_causal_model_knows_the_order_of_its_tokens(tmp_path, fields, position):
+    """By windows, or by positions where its attention has none; as saved, and in its cache."""
+    config = CosformerConfig(**{"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2} | fields)
+    net = CosformerForCausalLM(config)
+    assert net.config.position == position
+    net.save_pretrained(tmp_path)
+    assert CosformerForCausalLM.from_pretrained(tmp_path).config.position == position
+    if net.config.traits.recurrent:
+        net(tokens(1, 9), past_key_values=CosformerCache(config))
+
+
+def test_a_causal_configuration_of_version_4_had_no_positions(tmp_path):
+    write(tmp_path, {**OLD, "attention": "softmax", "causal": True, "defaults_version": 4})
+    assert CosformerConfig.from_pretrained(tmp_path).position == "none"
+
+
+@pytest.mark.parametrize(
+    ("fields", "lost"),
+    [
+        ({"attention_parameters": {"eps": 1e-5}}, True),
+        ({"attention": ["softmax", "cosformer"], "attention_parameters": [None, {"eps": 1e-5}]}, True),
+        ({"attention_parameters": {"eps": 1e-5, "windows": None}}, False),
+        ({"attention_parameters": {"eps": 1e-5, "windows": [2, 4, 8, 16]}}, False),
+        ({"attention_parameters": {}}, False),
+        ({"attention": "performer", "attention_parameters": {"features": 9}}, False),
+        ({"position": "learned", "attention_parameters": {"eps": 1e-5}}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_who_gives_parameters_without_windows_is_told_that_there_are_none(monkeypatch, fields, lost):
+    said = []
+    monkeypatch.setattr(models_config.logger, "warning_once", said.append)
+    CosformerConfig(num_hidden_layers=2, **fields)
+    assert len(said) == lost
+    if lost:
+        assert 'Add the default ones, "windows": [2, 8, 128, 1024], or "windows": None to say' in said[0]
 
 
 @pytest.mark.parametrize("head", [CosformerForMaskedLM, CosformerForConditionalGeneration])

@@ -61,16 +61,20 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             sees 1,024 tokens; else cosFormer.
         attention_parameters: its parameters, or a list with those of each layer (None for a layer without).
             None: windows from 2 to 1,024 tokens for the heads of cosFormer, in every layer; no parameters
-            for other mechanisms. {}: the mechanism as published.
+            for other mechanisms. What is given stands in place of all of that: without `windows` in it no
+            head has a window (a warning says so; `"windows": None` is the way to mean it). {}: the mechanism
+            as published.
         conv_size: tokens that a short depthwise convolution of queries, keys and values reads, its own
             included; centred where the model is bidirectional. None: no convolution. Cross-attention has
             none.
         qk_norm: an RMS norm of each head's queries and keys, with a learned scale.
         output_norm: an RMS norm of each head's output, with a learned scale.
         output_gate: a gate on the output of attention, from the layer's input: "silu", "sigmoid" or None.
-        position: a name from `cosformer.positions.names()`. None: none in a causal model. In both directions
-            a weight by distance alone is the same on either side, and a model without positions could not
-            tell a text from its mirror image: rotary ones there (sinusoidal for heads of an odd size).
+        position: a name from `cosformer.positions.names()`. None: rotary ones (sinusoidal for heads of an odd
+            size), but none in a causal model with windows in a linear attention, which tell the order of
+            tokens by themselves, nor in the decoder of an encoder-decoder. In both directions windows do not:
+            a weight by distance alone is the same on either side, and such a model could not tell a text from
+            its mirror image.
         position_parameters: its parameters, where they differ from the defaults.
         causal: whether a token sees only what came before; None: what the head needs (language models
             are causal, everything else is not).
@@ -228,6 +232,23 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             self.attention = "cosformer"
         if self.attention_parameters is None:
             self.attention_parameters = defaults.parameters(self.attention, heads)
+        elif self.position is None and self._lost_windows():
+            logger.warning_once(
+                f"attention_parameters={self.attention_parameters} stand in place of the default ones, and "
+                "have no windows: all heads have one horizon, as published. Add the default ones, "
+                f'"windows": {defaults.windows(heads)}, or "windows": None to say that none are meant.'
+            )
+
+    def _lost_windows(self) -> bool:
+        """Whether parameters of a cosFormer were given that say nothing of windows, where the defaults have
+        them. {} says that the mechanism is meant as published."""
+        own = self.attention_parameters
+        entries = own if isinstance(own, list | tuple) else [own]
+        names = self.attention if isinstance(self.attention, list) else [self.attention] * len(entries)
+        return any(
+            name == "cosformer" and entry and "windows" not in entry
+            for name, entry in zip(names, entries, strict=False)
+        )
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What is saved: the attention always, because what it is by default depends on other fields."""
@@ -356,9 +377,11 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         )
 
     def position_of(self, causal: bool) -> str:
-        """The kind of position of a causal model, or of one that looks both ways."""
-        if self.position is not None or causal:
-            return self.position or "none"
+        """The kind of position of a causal model, or of a bidirectional one."""
+        if self.position is not None:
+            return self.position
+        if causal and (self.windows_tell_order or self.is_encoder_decoder):
+            return "none"
         return "rotary" if self.head_dim % 2 == 0 else "sinusoidal"
 
     def for_head(self, head: str, *, causal: bool | None, **changes: Any) -> "CosformerConfig":

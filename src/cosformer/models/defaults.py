@@ -6,7 +6,8 @@ it says nothing), and is read with those. A change of a default is a new version
 
 1: the paper's model. 2: windows for all heads, gate and norms. 3: the same, with one layer of six a softmax
 that sees 1,024 tokens: the best model of constant memory that the study has found (docs/results.md). 4: the
-same, with rotary positions in models that look both ways, which had none.
+same, with rotary positions in bidirectional models, which had none. 5: the same, with rotary positions also
+in causal models whose attention was chosen and has no windows to tell the order of tokens, which had none.
 """
 
 from typing import Any
@@ -68,6 +69,7 @@ VERSIONS[2] = VERSIONS[1] | {
 }
 VERSIONS[3] = VERSIONS[2] | {"attention": None}  # `mixture` says which
 VERSIONS[4] = VERSIONS[3] | {"position": None}  # the configuration says which, by `causal`
+VERSIONS[5] = VERSIONS[4]
 CURRENT = max(VERSIONS)
 
 
@@ -122,4 +124,6 @@ def completed(saved: dict[str, Any]) -> dict[str, Any]:
     made = {**VERSIONS[version], **saved, "defaults_version": CURRENT}
     if version == 1 and made["attention_parameters"] is None:
         made["attention_parameters"] = {}  # which None meant then
+    if version == 4 and made["position"] is None and made["causal"]:
+        made["position"] = "none"
     return made

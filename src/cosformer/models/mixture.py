@@ -72,6 +72,13 @@ class LayerAttention:
         """The parameters of each layer's mechanism."""
         return self._of_layers("attention_parameters")
 
+    @property
+    def windows_tell_order(self) -> bool:
+        """Whether a causal model knows by its windows what is near: a linear attention has some. Softmax
+        learns better with positions beside them (docs/results.md)."""
+        of_layers = zip(self.attention_names, self.layer_parameters, strict=True)
+        return any(name != "softmax" and any(own.get("windows") or ()) for name, own in of_layers)
+
     def _of_layers(self, field: str) -> list[Any]:
         return per_layer(field, getattr(self, field), self.num_hidden_layers, self.num_decoder_layers)
 
