@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from benchmarks import cosine_plan, enwik8_plan, small_arena_plan
 from benchmarks.plan import Entry, repeats
 from cosformer.models import defaults
-from cosformer.report.sections.evidence import MORE, OURS, WINDOWS
+from cosformer.report.sections.evidence import MORE
+from cosformer.report.sections.planned import OURS, WINDOWS
 from cosformer.training import recipes
 
 ROWS = ("softmax", "cosformer", OURS, WINDOWS, "relu", "linear")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cosformer.report import plotter, records, render
 from cosformer.report.document import Document, Plot, Section, Text
-from cosformer.report.sections import evidence, learning, overview, recall, text_model
+from cosformer.report.sections import arena, evidence, learning, overview, recall, text_model
 from cosformer.report.sections.common import latest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cosine_plan  # noqa: E402 (part of the tree, not of the package)
+from benchmarks import cosine_plan, small_arena_plan  # noqa: E402 (part of the tree, not of the package)
 from benchmarks.enwik8_plan import VARIANTS  # noqa: E402
 
 PAGE = ROOT / "docs" / "results.md"
@@ -30,8 +30,9 @@ def planned() -> dict[str, Section]:
         "similarity": evidence.similarity(places),
         "tuned": evidence.fine_tuning(places),
         "language": evidence.language(places),
-        "arena": evidence.arena(places),
-        "holes": evidence.pretrained_arena(places),
+        "arena": arena.from_scratch(places),
+        "holes": arena.pretrained(places),
+        "small": arena.small(places, list(small_arena_plan.ROWS)),
         "masked": evidence.masked(places),
         "cosine": evidence.cosine(places, [*cosine_plan.ROWS, *cosine_plan.MASKED]),
         "ablation": evidence.ablation(places, list(VARIANTS)),

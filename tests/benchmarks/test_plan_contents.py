@@ -7,9 +7,10 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 
-from benchmarks import ablation, cosine_plan, enwik8_plan, evidence_plan, time_slice
+from benchmarks import ablation, cosine_plan, enwik8_plan, evidence_plan, small_arena_plan, time_slice
 from benchmarks.plan import build, is_done, with_seed
 from cosformer import tasks
 from cosformer.report.sections import evidence
@@ -157,19 +158,46 @@ def test_narrower_boxes_weigh_as_much_as_the_cosine():
     assert model["attention_parameters"]["windows"] == [2, 3, 11, 320]
 
 
-def test_small_models_of_all_weights_are_of_one_size():
+@pytest.mark.parametrize("plan", [cosine_plan, small_arena_plan], ids=lambda plan: plan.PLAN)
+def test_small_models_of_all_weights_are_of_one_size(plan):
     """Of those for CPU cores, too; random features are no parameters."""
-    sizes = {column: {} for column in cosine_plan.COLUMNS}
-    for entry in cosine_plan.entries():
+    sizes = {column: {} for column in plan.COLUMNS}
+    for entry in plan.entries():
         if "rate" in entry.part:
             run = build(entry, {})
-            task = tasks.build(run.task, **run.task_settings)
+            settings = dict(run.task_settings)
+            if settings.get("tokens") == "bpe":  # learned from files
+                settings["tokens"] = "bytes"
+            task = tasks.build(run.task, **settings)
             with torch.device("meta"):
                 model = HEADS[task.head](configuration(run, task))
             sizes[entry.column][entry.row] = model.num_parameters()
-    assert [set(own) for own in sizes.values()] == [set(cosine_plan.ROWS), set(cosine_plan.MASKED)]
+    assert set(sizes.popitem()[1]) == set(getattr(plan, "MASKED", plan.ROWS))
     for own in sizes.values():
+        assert set(own) == set(plan.ROWS)
         assert max(own.values()) <= 1.01 * min(own.values()), own
+
+
+def test_rows_of_the_small_arena_differ_in_attention_gate_and_norms_alone():
+    """Positions, rates and budget are those of the task; what has windows has them all alike."""
+    alike = {}
+    for entry in small_arena_plan.entries():
+        own = dict(entry.overrides)
+        if entry.tries:
+            assert set(entry.tries) == {
+                f"{small_arena_plan.PLAN}/{entry.column}/{entry.row}/rate {rate:g}"
+                for rate in small_arena_plan.RATES
+            }
+        model = {
+            n: x for n, x in own.pop("model").items() if n not in small_arena_plan.GATED or n == "position"
+        }
+        alike.setdefault((entry.column, own.pop("learning_rate", None), own.pop("seed", 0)), []).append(
+            {**own, "model": model}
+        )
+    assert len(alike) == len(small_arena_plan.COLUMNS) * 4
+    for own in alike.values():
+        assert len(own) == len(small_arena_plan.ROWS)
+        assert all(x == own[0] for x in own)
 
 
 def test_the_variants_are_of_one_size():

@@ -8,7 +8,7 @@ import pytest
 from cosformer.record_format import ADDED_FIELDS
 from cosformer.report import records
 from cosformer.report.document import Plot, Table
-from cosformer.report.sections import evidence, overview, published
+from cosformer.report.sections import arena, evidence, overview, published
 from cosformer.report.sections.places import Places
 from cosformer.report.write import report
 from cosformer.training import Run
@@ -20,7 +20,12 @@ def planned(plan, column, row, valid, test, *, part="", seed=0, rate=1e-3, date=
     bits = plan == "enwik8"
     bits = bits or column == "enwik8"
     name = "bits_per_character" if bits else "perplexity" if plan == "wikitext2" else "accuracy"
-    metric = {"name": name, "higher_is_better": plan == "lra", "valid": {name: valid}, "test": {name: test}}
+    metric = {
+        "name": name,
+        "higher_is_better": plan.startswith("lra"),
+        "valid": {name: valid},
+        "test": {name: test},
+    }
     words = "/".join(w for w in (plan, column, row, part) if w)
     place = {"plan": plan, "column": column, "row": row, "part": part, "name": words}
     loss = [[10, 1000, 0.0, 3.0], [20, 2000, 1.0, 2.0], [30, 3000, 2.0, 1.0]]
@@ -47,7 +52,7 @@ def test_the_arena_has_the_best_rate_on_validation_and_published_figures_apart()
         planned("lra", "image", "softmax", 0.30, 0.36, part="rate 0.001", date="2026-02-01"),
     ]
     failures = {"lra/text/linear/rate 0.0005": {"reason": "Diverged: the loss became nan"}}
-    found, rows = table(evidence.arena(Places(runs, failures)))
+    found, rows = table(arena.from_scratch(Places(runs, failures)))
     image = found.header.index("Image")
     assert rows["cosformer"][image : image + 2] == ["41.00 ± 2.00", "43.17"]
     assert rows["softmax"][image : image + 2] == ["36.00", "42.44"], "the newest record"
@@ -58,21 +63,21 @@ def test_the_arena_has_the_best_rate_on_validation_and_published_figures_apart()
     assert (rows["cosformer"][tried], rows["softmax"][tried]) == ("0, 0, 0, 2, 0", "0, 0, 0, 1, 0")
     assert rows["relu"][tried] == "-"
     every = [planned("lra", column, "ours", 0.5, share) for column, share in
-             zip(evidence.ARENA.values(), (0.4, 0.5, 0.6, 0.7, 0.8), strict=True)]  # fmt: skip
-    found, rows = table(evidence.arena(Places(every)))
+             zip(arena.TASKS.values(), (0.4, 0.5, 0.6, 0.7, 0.8), strict=True)]  # fmt: skip
+    found, rows = table(arena.from_scratch(Places(every)))
     assert rows["ours"][found.header.index("average")] == "60.00"
 
 
 def test_what_was_pretrained_stands_apart_in_the_arena():
     """Neither table has the figures of the other, nor those of the pretraining itself."""
     runs = [planned("lra-pretrained", column, "windows", 0.5, share) for column, share in
-            zip(evidence.ARENA.values(), (0.4, 0.5, 0.6, 0.7, 0.8), strict=True)]  # fmt: skip
+            zip(arena.TASKS.values(), (0.4, 0.5, 0.6, 0.7, 0.8), strict=True)]  # fmt: skip
     runs.append(planned("lra-pretrained", "image-inputs", "windows", 9.0, 9.0))
     runs.append(planned("lra", "image", "softmax", 0.3, 0.3))
-    _, rows = table(evidence.pretrained_arena(Places(runs)))
+    _, rows = table(arena.pretrained(Places(runs)))
     assert rows["windows"][:-1] == ["windows", "40.00", "50.00", "60.00", "70.00", "80.00", "60.00"]
     assert rows["softmax"] == ["softmax", *["not run"] * 6, "`--only /softmax/`"]
-    _, rows = table(evidence.arena(Places(runs)))
+    _, rows = table(arena.from_scratch(Places(runs)))
     assert "40.00" not in rows["windows"]
 
 
@@ -150,8 +155,8 @@ def test_planned_runs_have_tables_of_their_own(tmp_path):
     assert titles == [
         "At a glance", "Which similarity function (Table 1)", "Autoregressive language modelling (Table 2)",
         "Pretraining and fine-tuning (Table 3)", "Long Range Arena (Table 4)",
-        "Long Range Arena, pretrained on its own inputs", "Masked language modelling", "The cosine itself",
-        "Ablation (enwik8)",
+        "The arena in small", "Long Range Arena, pretrained on its own inputs", "Masked language modelling",
+        "The cosine itself", "Ablation (enwik8)",
     ]  # fmt: skip
     assert evidence.sections([]) == overview.sections([], {}) == []
 
@@ -172,6 +177,22 @@ def test_the_cosine_itself():
     ]  # fmt: skip
 
 
+def test_the_small_arena_has_a_spread_for_each_task_and_for_their_average():
+    """Of the better rate's seeds; no spread of the average where a task has fewer."""
+    runs = [
+        planned("lra-small", column, "relu", 0.5, share + seed / 50, part=f"seed {seed}", seed=seed)
+        for column, share in zip(arena.TASKS.values(), (0.1, 0.2, 0.3, 0.4, 0.5), strict=True)
+        for seed in (0, 1)
+    ]
+    runs.append(planned("lra-small", "image", "relu", 0.4, 0.9, part="rate 0.1", rate=0.1))
+    _, rows = table(arena.small(Places(runs), ["softmax", "relu"]))
+    spread = ["11.0 ± 1.0", "21.0 ± 1.0", "31.0 ± 1.0", "41.0 ± 1.0", "51.0 ± 1.0", "31.0 ± 1.0"]
+    assert rows["relu"][1:] == [*spread, "2, 2, 2, 2, 2", "1, 1, 1, 2, 1", "`--only /relu/`"]
+    assert rows["softmax"][1:7] == ["not run"] * 6
+    _, rows = table(arena.small(Places(runs[1:])))
+    assert rows["relu"][1:7] == ["12.0", *spread[1:5], "31.2"]
+
+
 def test_at_a_glance_every_task_has_a_line():
     """With the scores of the tables that follow, in the words of the same rows."""
     runs = [
@@ -181,7 +202,7 @@ def test_at_a_glance_every_task_has_a_line():
         planned("wikitext2", "wikitext2", "ours", 90.0, 85.0),
         planned("lra", "text", "relu", 0.40, 0.41),
         planned("cosine", "enwik8", "cosine, M = T", 3.4, 3.5),
-        *(planned("lra", column, "softmax", 0.5, 0.6) for column in evidence.ARENA.values()),
+        *(planned("lra", column, "softmax", 0.5, 0.6) for column in arena.TASKS.values()),
     ]
     lower, higher = (
         {row[0]: dict(zip(block.header[1:], row[1:], strict=True)) for row in block.rows}

@@ -1,26 +1,28 @@
 """The paper's tables and the study on enwik8, from the records of planned runs, beside published figures."""
 
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 
 from cosformer.report.document import Block, Line, Plot, Section, Table, Text, colour_of
-from cosformer.report.sections import published
+from cosformer.report.sections import arena, published
 from cosformer.report.sections.common import Record
-from cosformer.report.sections.places import NOT_RUN, Places, scores
-from cosformer.report.sections.runs import made_with
+from cosformer.report.sections.places import Places, scores
+from cosformer.report.sections.planned import (
+    OURS,
+    ROW_AGAIN,
+    ROWS,
+    TRIED,
+    WINDOWS,
+    count_tried,
+    how_again,
+    millions,
+    only,
+    origin,
+    rate_of,
+)  # fmt: skip
 
-# Rows of the paper's tables: mechanisms, and what this library recommends.
-WINDOWS, OURS = "windows", "ours"
-ROWS = ("softmax", "cosformer", WINDOWS, OURS, "relu", "linear")
 MORE = ("performer", "rfa", "identity")  # of Table 2 alone
-# Tasks in the order of the published figures, and the recipes that stand for them.
-ARENA = {
-    "ListOps": "listops", "Text": "text", "Retrieval (citations)": "citations", "Image": "image",
-    "Pathfinder": "pathfinder",
-}  # fmt: skip
-ARENAS = ("lra", "lra-pretrained")  # plans
 LONG, LONGER, LONG_AND_LONGER = "long", "T = 8,192", "long, T = 8,192"
 BASELINE = "softmax, rotary"
 # The variants of the study on enwik8 that are these rows; the others are there with rotary positions.
@@ -48,8 +50,9 @@ def sections(
     if not places.records:
         return []
     return [
-        similarity(places), language(places), fine_tuning(places), arena(places),
-        pretrained_arena(places), masked(places), cosine(places), ablation(places, variants),
+        similarity(places), language(places), fine_tuning(places), arena.from_scratch(places),
+        arena.small(places), arena.pretrained(places), masked(places), cosine(places),
+        ablation(places, variants),
     ]  # fmt: skip
 
 
@@ -59,7 +62,7 @@ def places_of(records: Iterable[Record], failures: Mapping[str, Record] | None =
     found = list(records)
     for record in list(found):
         place = record.get("experiment", {})
-        if place.get("row") == WINDOWS and place["plan"] in ARENAS and _few_layers(record):
+        if place.get("row") == WINDOWS and place["plan"] in arena.PLANS and _few_layers(record):
             ours = {**place, "row": OURS, "name": place["name"].replace(f"/{WINDOWS}", f"/{OURS}")}
             found.append({**record, "experiment": ours})
     return Places(found, failures or {})
@@ -91,12 +94,12 @@ def language(places: Places) -> Section:
                 published.ENWIK8.get(row, "-"),
                 places.cell("enwik8", LONG_AND_LONGER, name),
                 places.cell("enwik8", LONGER, name),
-                _millions(found, "parameters"),
-                _rate(found),
+                millions(found, "parameters"),
+                rate_of(found),
                 places.cell("cosine", "enwik8", small, ".3f"),
                 places.cell("wikitext2", "wikitext2", row, ".2f"),
                 published.WIKITEXT103.get(row, "-"),
-                _only(name, f"wikitext2/{row}", f"enwik8/{small}"),
+                only(name, f"wikitext2/{row}", f"enwik8/{small}"),
             ]
         )
     header = [
@@ -115,70 +118,11 @@ def language(places: Places) -> Section:
         "whose text is fifty times as long: the columns do not compare. In the ablation below "
         + " and ".join(f'{row} is "{name}"' for row, name in STUDY.items())
         + ". "
-        + _again("lm,lm-8192,wikitext2,cosine")
+        + how_again("lm,lm-8192,wikitext2,cosine")
     )
-    own = [r for r in places.records if r["experiment"]["plan"] in ("enwik8", "wikitext2", "cosine")]
-    return Section("Autoregressive language modelling (Table 2)", [Table(header, rows, caption), *_said(own)])
-
-
-def arena(places: Places) -> Section:
-    """Table 4."""
-    rows = []
-    for row in dict.fromkeys((*ROWS, *published.ARENA)):
-        figures: list[str] = []
-        known = published.ARENA.get(row)
-        for number, column in enumerate(ARENA.values()):
-            figures += [places.cell("lra", column, row, ".2f", 100), f"{known[number]:.2f}" if known else "-"]
-        over_all = average(places, "lra", row)
-        told = published.ARENA_AVERAGES.get(row)
-        others = [f"{of[row]:.2f}" if row in of else "-" for of in published.ARENA_ELSEWHERE.values()]
-        again = _only(*_rows_of(row)) if row in ROWS else "-"
-        tried = _tried(places, "lra", ARENA.values(), row)
-        rows.append([row, *figures, over_all, f"{told:.2f}" if told else "-", *others, tried, again])
-    pairs = [words for task in (*ARENA, "average") for words in (task, "published")]
-    elsewhere = (f"average in {name}" for name in published.ARENA_ELSEWHERE)
-    header = ["attention", *pairs, *elsewhere, TRIED, ROW_AGAIN]
-    caption = (
-        "Accuracy in per cent on the test split; higher is better. Settings of scale small. Learning rate "
-        "and positions (learned, rotary or none), with their number of steps, are the best on validation of "
-        "the settings tried, which are counted task by task; for Image and Pathfinder the second one has a "
-        "convolution over a row of pixels, for Text over five bytes. On Pathfinder models have two layers "
-        "of width 64, and so ours has no layer of softmax and is the same model as windows. Our Retrieval is "
-        "a stand-in, citations among 7,306 arXiv papers, and does not compare with the published one (AAN). "
-        f"Other people's codebases have columns of their own. {_again('lra')}"
-    )
-    own = [r for r in places.records if r["experiment"]["plan"] == "lra"]
-    return Section("Long Range Arena (Table 4)", [Table(header, rows, caption), *_said(own)])
-
-
-def _rows_of(row: str) -> tuple[str, ...]:
-    """What holds the runs of a row of the arena."""
-    return (row, f"pathfinder/{WINDOWS}") if row == OURS else (row,)
-
-
-def average(places: Places, plan: str, row: str, form: str = ".2f") -> str:
-    """Over all tasks of the arena, in per cent, where each was run."""
-    found = [scores(places.best(plan, column, row)) for column in ARENA.values()]
-    return f"{100 * mean(mean(own) for own in found):{form}}" if all(found) else NOT_RUN
-
-
-def pretrained_arena(places: Places) -> Section:
-    """Table 4 where each model was pretrained on the inputs of its task."""
-    plan = "lra-pretrained"
-    rows = []
-    for row in ROWS:
-        cells = [places.cell(plan, column, row, ".2f", 100) for column in ARENA.values()]
-        rows.append([row, *cells, average(places, plan, row), _only(*_rows_of(row))])
-    caption = (
-        "Accuracy in per cent on the test split; higher is better. Each model has first learned to predict "
-        "hidden tokens of the inputs of the same task's training split (Amos et al., 2023), and was then "
-        "trained as above; the published figures above are of models that were not, and do not compare. "
-        f"{_again('lra-pretrained')}"
-    )
-    own = [r for r in places.records if r["experiment"]["plan"] == plan]
-    header = ["attention", *ARENA, "average", ROW_AGAIN]
     return Section(
-        "Long Range Arena, pretrained on its own inputs", [Table(header, rows, caption), *_said(own)]
+        "Autoregressive language modelling (Table 2)",
+        [Table(header, rows, caption), *origin(places, "enwik8", "wikitext2", "cosine")],
     )
 
 
@@ -190,7 +134,7 @@ def masked(places: Places) -> Section:
         cells = [places.cell("mlm", "mlm", row, ".3f", split=split) for split in ("valid", "test")]
         positions = found[0]["settings"]["model"]["position"] if found else "-"
         tried = f"{len(places.tries('mlm', 'mlm', row))} of 4"
-        rows.append([row, *cells, _millions(found, "parameters"), _rate(found), positions, tried, _only(row)])
+        rows.append([row, *cells, millions(found, "parameters"), rate_of(found), positions, tried, only(row)])
     header = [
         "attention", "valid", "test", "M parameters", "learning rate", "positions", "tried", ROW_AGAIN,
     ]  # fmt: skip
@@ -198,10 +142,9 @@ def masked(places: Places) -> Section:
         "Perplexity of masked bytes of WikiText-2 (15 % of them), read in both directions; lower is better. "
         "6 layers of width 512, texts of 512 bytes, 33 million bytes. Learning rate and positions are the "
         "best of those tried on validation. How often each byte occurs, and nothing else, gives 23.9: a "
-        f"model near there has not begun to use the bytes around a mask. {_again('mlm')}"
+        f"model near there has not begun to use the bytes around a mask. {how_again('mlm')}"
     )
-    own = [r for r in places.records if r["experiment"]["plan"] == "mlm"]
-    return Section("Masked language modelling", [Table(header, rows, caption), *_said(own)])
+    return Section("Masked language modelling", [Table(header, rows, caption), *origin(places, "mlm")])
 
 
 def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
@@ -212,9 +155,9 @@ def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
         for column in ("enwik8", "mlm"):
             figures += [places.cell("cosine", column, row, ".3f", split=split) for split in ("valid", "test")]
             found = places.best("cosine", column, row)
-            rates.append(_rate(found))
+            rates.append(rate_of(found))
             seeds.append(str(len(found)))
-        cells.append([row, *figures, ", ".join(rates), ", ".join(seeds), _only(row)])
+        cells.append([row, *figures, ", ".join(rates), ", ".join(seeds), only(row)])
     caption = (
         "Causal: bits per character of enwik8; masked: perplexity of masked bytes of WikiText-2 (15 %), "
         "in both directions. Lower is better; the mean of the seeds, and half of their range. 4 layers of "
@@ -224,14 +167,13 @@ def cosine(places: Places, rows: Sequence[str] = ()) -> Section:
         "as nearly as whole numbers allow. Positions are rotary, but for causal models "
         "of relu and of the cosine with windows, which have none, as have the rows that say so. The layer of "
         "softmax sees 512 tokens. How often each byte occurs, and nothing else, gives a perplexity of 23.9. "
-        + _again("cosine")
+        + how_again("cosine")
     )
-    own = [r for r in places.records if r["experiment"]["plan"] == "cosine"]
     header = [
         "weights", "causal, valid", "causal, test", "masked, valid", "masked, test",
         "learning rates: causal, masked", "seeds: causal, masked", ROW_AGAIN,
     ]  # fmt: skip
-    return Section("The cosine itself", [Table(header, cells, caption), *_said(own)])
+    return Section("The cosine itself", [Table(header, cells, caption), *origin(places, "cosine")])
 
 
 def similarity(places: Places) -> Section:
@@ -248,15 +190,15 @@ def similarity(places: Places) -> Section:
                 places.cell("pretrain", "sst2", row, ".2f", 100),
                 f"{told[2]:.2f}" if told else "-",
                 *(places.cell("pretrain", task, row, ".2f", 100) for task in ("cola", "mrpc", "imdb")),
-                _tried(places, "pretrain", ("mlm", "sst2", "cola", "mrpc", "imdb"), row),
-                _only(row),
+                count_tried(places, "pretrain", ("mlm", "sst2", "cola", "mrpc", "imdb"), row),
+                only(row),
             ]
         )
     tasks = ("SST-2", "published", "CoLA, Matthews", "MRPC", "IMDB")
     header = ["similarity", "loss", "published", *tasks, TRIED, ROW_AGAIN]
     caption = f"The loss of masked tokens on validation, then test scores in per cent. {_PRETRAINED}"
     return Section(
-        "Which similarity function (Table 1)", [Table(header, rows, caption), *_pretrained(places)]
+        "Which similarity function (Table 1)", [Table(header, rows, caption), *origin(places, "pretrain")]
     )
 
 
@@ -267,8 +209,8 @@ def fine_tuning(places: Places) -> Section:
     for row in (*ROWS, "performer", "longformer"):
         own = [places.cell("pretrain", task, row, ".2f", 100) for task in tasks.values()]
         told = [f"{x:.2f}" for x in published.FINE_TUNING.get(row, ())] or ["-"] * 3
-        tried = _tried(places, "pretrain", tasks.values(), row)
-        rows.append([row, own[0], told[0], own[1], told[1], *own[2:], told[2], tried, _only(row)])
+        tried = count_tried(places, "pretrain", tasks.values(), row)
+        rows.append([row, own[0], told[0], own[1], told[1], *own[2:], told[2], tried, only(row)])
     header = [
         "attention", "SST-2", "published", "IMDB", "published", *list(tasks)[2:], "published average",
         TRIED, ROW_AGAIN,
@@ -278,37 +220,16 @@ def fine_tuning(places: Places) -> Section:
         f"better. {_PRETRAINED} The published average is of QQP, SST-2, MNLI, IMDB and Amazon."
     )
     return Section(
-        "Pretraining and fine-tuning (Table 3)", [Table(header, rows, caption), *_pretrained(places)]
+        "Pretraining and fine-tuning (Table 3)", [Table(header, rows, caption), *origin(places, "pretrain")]
     )
-
-
-ROW_AGAIN = "one row again"
-TRIED = "settings tried"
-
-
-def _again(plan: str, program: str = "evidence") -> str:
-    """How the runs of a table are made again, those with a record, too."""
-    return (
-        f"Again: `python -m benchmarks.{program} --plan {plan} --again DIR`, repeated until nothing is left "
-        "to be run (9 minutes a call, or `--minutes`); one row: the same with the `--only` at its end."
-    )
-
-
-def _only(*rows: str) -> str:
-    """What makes the command choose these rows."""
-    return f"`--only {' '.join(shlex.quote(f'/{row}/') for row in rows)}`"
 
 
 _PRETRAINED = (
     "6 layers of width 512, 1,000 steps of 32,768 tokens of IMDB's unlabelled reviews; the published models "
     "have 12 layers of width 768 and 200 times the tokens. Pretraining has one learning rate for all rows. "
     "Positions, learned or rotary, and the learning rate of fine-tuning are the best on validation of the "
-    "settings tried, which are counted column by column. " + _again("pretrain")
+    "settings tried, which are counted column by column. " + how_again("pretrain")
 )
-
-
-def _pretrained(places: Places) -> list[Text]:
-    return _said([r for r in places.records if r["experiment"]["plan"] == "pretrain"])
 
 
 def ablation(places: Places, variants: Sequence[str]) -> Section:
@@ -322,13 +243,13 @@ def ablation(places: Places, variants: Sequence[str]) -> Section:
             [
                 row, places.cell("enwik8", "short", row, ".3f", split="valid"),
                 f"{mean(bits) / mean(baseline):.3f}" if bits and baseline else "-",
-                places.cell("enwik8", "short", row, ".3f"), _rate(found),
+                places.cell("enwik8", "short", row, ".3f"), rate_of(found),
                 places.cell("enwik8", LONG, row, ".3f", split="valid"),
                 places.cell("enwik8", LONG, row, ".3f"),
                 places.cell("enwik8", LONGER, row, ".3f"),
-                _millions(found or places.best("enwik8", LONG, row), "parameters"),
-                _millions(found, "tokens_per_s"),
-                _only(row),
+                millions(found or places.best("enwik8", LONG, row), "parameters"),
+                millions(found, "tokens_per_s"),
+                only(row),
             ]
         )  # fmt: skip
     header = [
@@ -341,15 +262,14 @@ def ablation(places: Places, variants: Sequence[str]) -> Section:
         "step, cosine schedule, the same data in the same order; held-out bits over the first million bytes "
         "of the validation and of the test part. The learning rate is the best of up to four that the "
         "model's family tried with the short budget. Tokens a second were taken with several runs "
-        "side by side on the GPU and do not compare. " + _again("short,long,8192", "ablation")
+        "side by side on the GPU and do not compare. " + how_again("short,long,8192", "ablation")
     )
     blocks: list[Block] = [Table(header, rows, caption)]
     failed = [f"{name}: {said['reason']}" for name, said in places.failures.items()]
     if failed:
         blocks.append(Text(f"Failed: {'; '.join(failed)}."))
     blocks += [p for p in (curves(places, "tokens"), curves(places, "seconds")) if p is not None]
-    own = [r for r in places.records if r["experiment"]["plan"] == "enwik8"]
-    return Section("Ablation (enwik8)", [*blocks, *_said(own)], "ablation")
+    return Section("Ablation (enwik8)", [*blocks, *origin(places, "enwik8")], "ablation")
 
 
 def curves(places: Places, against: str) -> Plot | None:
@@ -376,22 +296,3 @@ def curves(places: Places, against: str) -> Plot | None:
         f"Lower is better. Means over a fiftieth of the run each, behind its first tenth.{shared}",
         x_unit="count",
     )  # fmt: skip
-
-
-def _said(records: list[Record]) -> list[Text]:
-    return [Text(made_with(records))] if records else []
-
-
-def _millions(runs: list[Record], key: str) -> str:
-    known = [r[key] for r in runs if r.get(key)]
-    return f"{mean(known) / 1e6:.2f}" if known else "-"
-
-
-def _tried(places: Places, plan: str, columns: Iterable[str], row: str) -> str:
-    """How many settings of a row were run, column by column."""
-    counts = [len(places.tries(plan, column, row)) for column in columns]
-    return ", ".join(map(str, counts)) if any(counts) else "-"
-
-
-def _rate(runs: list[Record]) -> str:
-    return f"{runs[0]['settings']['learning_rate']:g}" if runs else "-"

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from cosformer.report.document import Section, Table
-from cosformer.report.sections import evidence
+from cosformer.report.sections import arena, evidence
 from cosformer.report.sections.common import Record
 from cosformer.report.sections.places import NOT_RUN, Places
+from cosformer.report.sections.planned import OURS, WINDOWS
 
-COLUMNS = ("softmax", "linear", "relu", "cosformer", evidence.WINDOWS, evidence.OURS)
+COLUMNS = ("softmax", "linear", "relu", "cosformer", WINDOWS, OURS)
 
 
 class Line(NamedTuple):
@@ -38,7 +39,7 @@ TUNED = (
     Line("RTE, accuracy", "pretrain", "rte"),
     Line("STS-B, Pearson", "pretrain", "stsb"),
 )
-ARENA = tuple(Line(f"{words}, accuracy", "lra", column) for words, column in evidence.ARENA.items())
+ARENA = tuple(Line(f"{words}, accuracy", "lra", column) for words, column in arena.TASKS.items())
 AVERAGE = "average of the arena"
 # Plans whose rows have names of their own.
 _NAMES: dict[str, Callable[[str], str]] = {"enwik8": evidence.in_study, "cosine": evidence.in_small_study}
@@ -58,7 +59,7 @@ def section(places: Places) -> Section:
         return [places.cell(line.plan, line.column, row, line.form, line.scale, line.split) for row in rows]
 
     lower, higher = ([[line.words, *cells(line)] for line in lines] for lines in (LANGUAGE, (*TUNED, *ARENA)))
-    higher.append([AVERAGE, *(evidence.average(places, "lra", row) for row in COLUMNS)])
+    higher.append([AVERAGE, *(arena.average(places, "lra", row) for row in COLUMNS)])
     caption = (
         "linear is elu + 1, relu cosFormer without the cosine, windows cosFormer with a window for every "
         "head, a gate and norms, and ours the default model: the same with one layer of six (of four in "

@@ -69,7 +69,7 @@ def plots(data: Record) -> list[Plot]:
 def blocks(data: Record) -> list[Block]:
     made = data["settings"]
     said = (
-        "Seconds of a step; lower is better. 4 layers of width 256, 4 heads, bytes, bfloat16, not compiled, "
+        "Time of a step; lower is better. 4 layers of width 256, 4 heads, bytes, bfloat16, not compiled, "
         f"{made['tokens']:,} tokens a step in texts of length T, on {hardware_words(data)}; medians of "
         f"{made['steps']} steps; training is forward, backward and AdamW. Softmax is cuDNN's kernel on a "
         "GPU. Longer texts are not tried where shorter ones were out of memory. The published figures are "
