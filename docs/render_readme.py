@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cosformer.report import plotter, records, render
-from cosformer.report.sections import evidence, operator_gpu
+from cosformer.report.sections import arena, evidence, operator_gpu, planned
 from cosformer.report.sections.common import PHASE, hardware_words, latest
 from cosformer.terminal import seconds, size
 
@@ -22,17 +22,17 @@ LANGUAGE = {
     "softmax under the windows below, rotary positions": "softmax + windows",
     "cosFormer as published (one horizon), rotary positions": "cosformer, rotary",
     "cosFormer, windows 2, 4, 8, 16, 64, 128, 512, 1,024": "windows, all bounded",
-    "the same with gate and norms": evidence.STUDY[evidence.WINDOWS],
-    "**the same with one layer of six a softmax of 1,024 tokens: `CosformerConfig()`**": evidence.STUDY[
-        evidence.OURS
+    "the same with gate and norms": evidence.STUDY[planned.WINDOWS],
+    "**the same with one layer in six sliding-window softmax (1,024 tokens): default model**": evidence.STUDY[
+        planned.OURS
     ],
 }
 # Columns of the second, and the rows of the paper's tables that they are.
-BOTH_SIDES = {
+BIDIRECTIONAL = {
     "softmax": "softmax",
     "cosFormer as published": "cosformer",
-    "cosFormer, windows, gate and norms": evidence.WINDOWS,
-    "`CosformerConfig()`": evidence.OURS,
+    "cosFormer, windows, gate and norms": planned.WINDOWS,
+    "default model": planned.OURS,
 }
 
 Record = dict[str, Any]
@@ -77,15 +77,15 @@ def rows() -> Iterator[tuple[str, list[float], Any, str]]:
     ways = {r["contender"] for r in fast["results"] if "token_s" in r and r["context"] == 16384}
     ours = "replayed" if "replayed" in ways else "compiled" if "compiled" in ways else "captured"
     found = pair(fast["results"], (ours, "llama"), "token_s", batch=1, context=16384)
-    yield f"{hardware_words(fast)}, generation: a token behind 16,384 tokens", found, seconds, "⁵"
+    yield f"{hardware_words(fast)}, generation: one token after 16,384 tokens", found, seconds, "⁵"
     for length in (256, 4096, 16384):
         found = pair(
             cpu["timings"], ("cosformer", "sdpa"), "median_s", mode="causal", phase=PHASE, length=length
         )
         yield f"two CPU cores, causal, forward and backward, T = {length:,}", found, seconds, "²"
-    for what, field, write in (("a token", "median_s", seconds), ("the cache", "cache_bytes", size)):
+    for what, field, write in (("one token", "median_s", seconds), ("the cache", "cache_bytes", size)):
         found = pair(spoken["results"], ("cosformer", "softmax"), field, batch=1, context=65536)
-        yield f"generation on two CPU cores: {what} behind 65,536 tokens", found, write, "³"
+        yield f"generation on two CPU cores: {what} after 65,536 tokens", found, write, "³"
 
 
 def language() -> str:
@@ -105,18 +105,18 @@ def language() -> str:
     return render.table(header, made) + "\n"
 
 
-def both_sides() -> str:
-    """How well models learn that see both sides."""
+def bidirectional() -> str:
+    """How well bidirectional models learn."""
     runs = places()
     made = []
-    for words, column in evidence.ARENA.items():
-        cells = [runs.cell("lra", column, row, ".1f", 100) for row in BOTH_SIDES.values()]
+    for words, column in arena.TASKS.items():
+        cells = [runs.cell("lra", column, row, ".1f", 100) for row in BIDIRECTIONAL.values()]
         made.append([f"{words}, accuracy", *cells])
-    averages = [evidence.average(runs, "lra", row, ".1f") for row in BOTH_SIDES.values()]
+    averages = [arena.average(runs, "lra", row, ".1f") for row in BIDIRECTIONAL.values()]
     made.append(["average of these five", *averages])
-    cells = [runs.cell("mlm", "mlm", row, ".2f") for row in BOTH_SIDES.values()]
+    cells = [runs.cell("mlm", "mlm", row, ".2f") for row in BIDIRECTIONAL.values()]
     made.append(["masked bytes of WikiText-2, perplexity (lower is better)", *cells])
-    return render.table(["both sides seen, test", *BOTH_SIDES], made) + "\n"
+    return render.table(["bidirectional models, test", *BIDIRECTIONAL], made) + "\n"
 
 
 def places() -> evidence.Places:
@@ -130,14 +130,14 @@ def measured() -> str:
     for name, figures, write, note in rows():
         said = [f"**{write(x)}**" if x == min(figures) else write(x) for x in figures]
         made.append([f"{name} {note}", *said])
-    return render.table(("", "cosFormer", "softmax"), made) + "\n"
+    return render.table(("", "cosFormer (as published)", "softmax"), made) + "\n"
 
 
 def figure() -> str:
     return plotter.standalone(operator_gpu.plot(newest("operator benchmark on a GPU")))
 
 
-PARTS = {"language": language, "both sides": both_sides, "measured": measured}
+PARTS = {"language": language, "bidirectional": bidirectional, "measured": measured}
 
 
 def readme(text: str) -> str:

@@ -153,9 +153,9 @@ def test_tasks_are_listed_and_opened(capsys, tmp_path, monkeypatch):
     (tmp_path / "data/enwik8/enwik8.gz").write_bytes(b"")
     assert main(["data"]) == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert rows["mqar"].endswith("there")
-    assert rows["listops"].endswith("to be prepared: cosformer data listops")
-    assert rows["enwik8"].endswith("to be prepared: cosformer data enwik8")
+    assert rows["mqar"].endswith("ready")
+    assert rows["listops"].endswith("will be generated: cosformer data listops")
+    assert rows["enwik8"].endswith("will be generated: cosformer data enwik8")
     assert "missing: imdb/labeled.jsonl" in rows["imdb"]
     assert not (tmp_path / "cache").exists(), "to look is not to build"
     assert main(["data", "mqar", "train_rows=10", "valid_rows=3", "test_rows=2"]) == 0

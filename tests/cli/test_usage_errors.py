@@ -80,7 +80,7 @@ def test_without_transformers(arguments, saved, tmp_path, capsys, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     code, said = run(capsys, [saved if a == "SAVED" else a for a in arguments])
     assert code == 2, said
-    assert 'pip install "cosformer[models]"' in said
+    assert 'pip install ".[models]"' in said
 
 
 def test_a_folder_that_may_not_be_written_to(tmp_path, capsys, monkeypatch):

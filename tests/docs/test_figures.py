@@ -5,14 +5,18 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 
 from cosformer import reading
+from cosformer.models import CosformerConfig, CosformerForCausalLM
 from cosformer.report.sections import published
-from cosformer.report.sections.evidence import ARENA, average, places_of
+from cosformer.report.sections.arena import TASKS, average
+from cosformer.report.sections.evidence import places_of
 from cosformer.report.sections.places import Places, scores
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results.md"
+SHOWN = {"ours": "default model"}  # what sentences call a row of the tables
 
 
 def bits(column, name, split):
@@ -31,24 +35,56 @@ def test_the_quality_in_the_readme_is_that_of_the_records():
     hybrid = "one softmax layer of 1,024 + gate, norm; q, k norm"
     windows = "windows, all bounded + gate, norm; q, k norm"
 
-    def times(name):
+    def above(name):
         own, softmax = (bits("long", x, "valid") for x in (name, "softmax, rotary"))
-        return f"{mean(own) / mean(softmax):.3f} times"
+        return 100 * (mean(own) / mean(softmax) - 1)
 
-    assert f"has {times(hybrid)} the bits of softmax" in text
-    assert f"cosFormer has {times(windows)} its bits" in text
+    assert f"bits per character are {-above(hybrid):.1f} % lower than softmax's;" in text
+    assert f"without any softmax layer are {above(windows):.1f} % higher." in text
+    assert f"it needs about {above(windows):.0f} % more bits per character than softmax" in text
+    own, softmax = (f"{mean(bits('long', x, 'test')):.3f}" for x in (hybrid, "softmax, rotary"))
+    assert f"reaches {own} bits per character on enwik8 at 19M parameters" in text
+    assert f"a softmax Transformer of the same size reaches {softmax}." in text
     short = {r["experiment"]["row"] for r in plan_records("enwik8") if r["experiment"]["column"] == "short"}
     windowed = [row for row in short if row.startswith(("windows", "growing", "one softmax layer"))]
     assert f"tokens {len(windowed)} variants with windows were run, and four of softmax" in text
     assert sum(row.startswith("softmax") for row in short) == 4
     longer = [mean(bits("T = 8,192", name, "valid")) for name in (hybrid, "softmax, rotary")]
-    assert f"{longer[0]:.3f} bits on validation where softmax has {longer[1]:.3f}" in text
+    assert f"reaches {longer[0]:.3f} bits on validation (85M tokens)" in text
+    assert f"and softmax {longer[1]:.3f} (56M tokens)" in text
+    tests = [f"{mean(bits(column, 'softmax, rotary', 'test')):.3f}" for column in ("T = 8,192", "short")]
+    assert "it reaches {} on test, but {} after 39M tokens".format(*tests) in text
     without, cosine = (
         mean(bits("short", name, "valid")) for name in ("relu + windows", "windows, all bounded")
     )
-    assert f"the same windows without it have {without:.3f} where cosFormer's have {cosine:.3f}" in text
+    assert f"the same windows without the cosine reach {without:.3f}, with it {cosine:.3f}" in text
     own, plain = (best("lra-pretrained", "text", row, ".1f") + " %" for row in ("windows", "cosformer"))
-    assert f"windows have {own} on Text, and cosFormer without them {plain}" in text
+    assert f"windows reaches {own} on Text and cosFormer without windows {plain}" in text
+
+
+def test_the_sizes_of_the_default_model_in_the_readme_are_those_of_the_code():
+    text = (ROOT / "README.md").read_text()
+
+    def parameters(config):
+        return sum(p.numel() for p in CosformerForCausalLM(config).parameters())
+
+    assert f"4 layers of width 256, {parameters(CosformerConfig()) / 1e6:.1f}M parameters" in text
+    sizes = {
+        "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 1792,
+    }  # fmt: skip
+    assert "CosformerConfig({})".format(", ".join(f"{k}={v}" for k, v in sizes.items())) in text
+    (of_the_table,) = {
+        r["parameters"]
+        for r in plan_records("enwik8")
+        if r["experiment"]["row"] == "one softmax layer of 1,024 + gate, norm; q, k norm"
+        and r["experiment"]["column"] == "long"
+    }
+    assert abs(parameters(CosformerConfig(**sizes)) / of_the_table - 1) < 0.001
+    mib = []
+    for config in (CosformerConfig(), CosformerConfig(attention="cosformer")):
+        cache = CosformerForCausalLM(config)(torch.zeros(1, 1, dtype=torch.int64), use_cache=True)
+        mib.append(f"{cache.past_key_values.nbytes / 2**20:.1f} MiB")
+    assert "is {} ({} without the softmax layer), at any length".format(*mib) in text
 
 
 def test_the_tables_of_the_readme_have_each_row_its_own_figures():
@@ -66,7 +102,7 @@ def test_the_tables_of_the_readme_have_each_row_its_own_figures():
             for x in (("short", name, "valid"), ("long", name, "valid"), ("long", name, "test"))
         ]
         assert cells == [f"{figure:.3f}" for figure in figures], words
-    header = line_of(text, "| both sides").split(" | ")
+    header = line_of(text, "| bidirectional models").split(" | ")
     for task in ("Image", "Text"):
         row = dict(zip(header[1:], line_of(text, f"| {task}, accuracy").split(" | ")[1:], strict=True))
         records = [r for r in plan_records("lra") if r["experiment"]["column"] == task.lower()]
@@ -132,9 +168,9 @@ def test_what_the_results_say_at_a_glance():
         for row in ("cosformer", "softmax", "windows", "ours")
     )
     assert cosformer[0] == cosformer[1]
-    assert f"takes {cosformer[0]} ms in texts" in line
+    assert f"takes {cosformer[0]} ms in sequences" in line
     assert f"softmax takes {softmax[0]} and {softmax[1]}." in line
-    assert f"take {windows[0]} and {windows[1]} ms, ours {ours[0]} and {ours[1]}: slower" in line
+    assert f"take {windows[0]} and {windows[1]} ms, the default model {ours[0]} and {ours[1]}: slower" in line
     slower = [round(20 * (own[0] / softmax[0] - 1)) * 5 for own in (windows, ours)]
     assert "takes some {} to {} % longer than softmax's".format(*slower) in (ROOT / "README.md").read_text()
 
@@ -149,13 +185,14 @@ def test_what_is_said_of_the_arena_is_what_the_records_say():
         ("image", "- **Image**", ("windows", "ours", "cosformer", "softmax")),
         ("text", "- **Text**: windows", ("windows", "ours", "relu", "cosformer", "softmax")),
         ("listops", "- **ListOps**", ("cosformer", "softmax", "windows", "ours")),
-        ("citations", "- **Citations** are", ("ours", "windows", "relu", "cosformer")),
+        ("citations", "- **Citations** are learned", ("ours", "windows", "relu", "cosformer")),
         ("pathfinder", "- **Pathfinder**", ("softmax", "relu", "cosformer", "windows")),
     ):
-        assert ", ".join(f"{row} {figure(column, row)}" for row in names) in line_of(text, start), column
+        shown = ", ".join(f"{SHOWN.get(row, row)} {figure(column, row)}" for row in names)
+        assert shown in line_of(text, start), column
     said = line_of(text, "- **ListOps**")
     assert f"cosformer left a lower plateau late ({figure('listops', 'cosformer', 1)})" in said
-    assert f"ours without positions hardly did ({figure('listops', 'ours', 1)})" in said
+    assert f"the default model without positions hardly did ({figure('listops', 'ours', 1)})" in said
     twice = [
         f"{100 * r['metric']['test']['accuracy']:.2f}"
         for r in plan_records("lra")
@@ -176,9 +213,9 @@ def test_what_is_said_of_the_arena_is_what_the_records_say():
         if record["experiment"]["column"] == "pathfinder":
             scored = [step for step, score in record["curve"]["valid"] if score > 0.65]
             past[record["experiment"]["row"]] = f"{scored[0]:,}"
-    passed = line_of(text, "- Where the two discs lie")
+    passed = line_of(text, "- The positions of the two discs alone")
     assert (
-        "softmax is past that at step {softmax}, relu at {relu}, cosformer at {cosformer}".format(**past)
+        "softmax passes this at step {softmax}, relu at {relu}, cosformer at {cosformer}".format(**past)
         in passed
     )
     assert f"at {past['windows']}. The cosine" in passed
@@ -189,10 +226,10 @@ def test_the_averages_of_the_arena_are_those_of_its_table():
     places = places_of(plan_records("lra"))
     averages = {row: average(places, "lra", row) for row in ("cosformer", "windows", "ours")}
     assert f"cosformer has {averages['cosformer']}, windows" in paragraph
-    assert f"windows have {averages['windows']} and ours {averages['ours']}." in paragraph
+    assert f"windows has {averages['windows']} and the default model {averages['ours']}." in paragraph
     both = [
         (float(places.cell("lra", column, "cosformer", ".8f", 100)), told)
-        for column, told in zip(ARENA.values(), published.ARENA["cosformer"], strict=True)
+        for column, told in zip(TASKS.values(), published.ARENA["cosformer"], strict=True)
         if column != "citations"
     ]
     ours, told = (mean(figures) for figures in zip(*both, strict=True))
@@ -206,7 +243,9 @@ def test_what_is_said_of_pretrained_models_of_the_arena_is_what_the_records_say(
     def gained(column, row, words):
         return words.format(*(best(plan, column, row) for plan in ("lra", "lra-pretrained")))
 
-    of_text, of_citations = (line_of(text, f"- **{words}") for words in ("Text**: learning", "Citations**:"))
+    of_text, of_citations = (
+        line_of(text, f"- **{words}") for words in ("Text**: pretraining", "Citations**:")
+    )
     assert gained("text", "windows", "windows from {} to {}.") in of_text
     assert gained("text", "cosformer", "gains a point ({} to {})") in of_text
     assert gained("citations", "cosformer", "gains a point as well ({} to {})") in of_citations
@@ -229,7 +268,7 @@ def test_the_losses_of_pretraining_are_those_of_the_records():
             if (r["experiment"]["column"], r["experiment"]["part"]) == ("mlm", part)
         }
         for row in ("softmax", "relu", "leaky_relu", "linear", "cosformer", "identity", "windows", "ours"):
-            assert f"{row} {found[row]:.2f}" in said, (row, part)
+            assert f"{SHOWN.get(row, row)} {found[row]:.2f}" in said, (row, part)
     places = Places(records)
     softmax, windows, ours = (
         scores(places.best("pretrain", "imdb", row))[0] for row in ("softmax", "windows", "ours")
@@ -250,7 +289,7 @@ def test_what_is_said_of_language_models_is_what_the_records_say():
     }  # fmt: skip
     found = {row: mean(bits("long", name, "test")) for row, name in rows.items()}
     for row, value in found.items():
-        assert f"{row} {value:.3f}" in paragraph, row
+        assert f"{SHOWN.get(row, row)} {value:.3f}" in paragraph, row
     behind = found["cosformer"] - found["softmax"]
     assert f"{behind:.2f} bits behind" in gap
     assert f"{found['relu'] - found['cosformer']:.3f} bits behind the cosine" in paragraph
@@ -259,7 +298,8 @@ def test_what_is_said_of_language_models_is_what_the_records_say():
     assert f"closes {100 * closed:.0f} % of its distance" in text
     words = Places(plan_records("wikitext2"))
     for row in ("softmax", "cosformer", "windows", "ours"):
-        assert f"{row} {scores(words.best('wikitext2', 'wikitext2', row))[0]:.1f}" in by_word, row
+        figure = f"{scores(words.best('wikitext2', 'wikitext2', row))[0]:.1f}"
+        assert f"{SHOWN.get(row, row)} {figure}" in by_word, row
 
 
 def test_what_is_said_of_the_cosine_is_what_the_records_say():
@@ -290,12 +330,12 @@ def test_what_is_said_of_controls_in_small_models_is_what_the_records_say():
     causal = line_of(RESULTS.read_text(), "The cosine with M = T is ahead")
     ours, softmax = (f"{name}, windows, gate and norms" for name in ("cosine", "softmax"))
     box, own, theirs = (figure(row, "enwik8", "valid") for row in ("relu, narrower windows", ours, softmax))
-    assert f"as much as those of the cosine have {box} as well" in causal
+    assert f"the same total weight as the cosine also reaches {box}." in causal
     assert f"cosFormer has {own}, and softmax under the same windows {theirs}:" in causal
     leads = [scores(places.best("cosine", "enwik8", row), "valid") for row in (ours, softmax)]
     assert all(a > b for a, b in zip(*leads, strict=True)), "with every seed"
     assert f"by {mean(leads[0]) - mean(leads[1]):.2f} bits (three seeds)" in (ROOT / "README.md").read_text()
-    both = line_of(RESULTS.read_text(), "In both directions, over masked bytes")
+    both = line_of(RESULTS.read_text(), "In bidirectional models, over masked bytes")
     for words, *rows in (
         ("ReLU has a perplexity of {} and the cosine {}, which", "relu", "cosine, M = T"),
         (

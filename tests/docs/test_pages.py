@@ -26,8 +26,10 @@ def blocks(path):
 EXAMPLES = [
     pytest.param(path, line, code, id=f"{path.stem}-{line}")
     for path in PAGES
-    if path.stem != "training"  # blocks that build on one another, and a whole run: tests/training/ has those
+    if path.stem
+    != "training"  # whole runs, of which two blocks have tests below; the others: tests/training/
     for line, code in blocks(path)
+    if "from openai import" not in code  # asks a server: tests/serving/test_server.py has one
 ]
 
 
@@ -43,6 +45,55 @@ def code(path):
 def test_python_block_runs(path, line, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile("\n" * (line - 1) + code, str(path), "exec"), {"__name__": "example"})
+
+
+def training_block(first):
+    """The block of docs/training.md with this text, which stands on its own."""
+    (found,) = (code for _, code in blocks(ROOT / "docs" / "training.md") if first in code)
+    return found
+
+
+def test_a_model_is_trained_on_a_text_of_ones_own(tmp_path, monkeypatch):
+    """As docs/training.md says, smaller; what it writes is loaded and generates."""
+    from transformers import AutoTokenizer
+
+    from cosformer.cli import main
+    from cosformer.models import CosformerForCausalLM
+
+    code = training_block("my.txt")
+    for shown, smaller in (
+        ("max_steps=1000", "max_steps=2"),
+        ("warmup_steps=100", "warmup_steps=1"),
+        ("per_device_train_batch_size=16", "per_device_train_batch_size=2"),
+        ("hidden_size=256", "hidden_size=32"),
+        ("intermediate_size=896", "intermediate_size=64"),
+        ("512", "64"),
+    ):
+        assert shown in code
+        code = code.replace(shown, smaller)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("To be, or not to be, that is the question. " * 20)
+    exec(compile(code, "docs/training.md", "exec"), {"__name__": "example"})
+    assert CosformerForCausalLM.from_pretrained("mine").config.num_hidden_layers == 6
+    assert AutoTokenizer.from_pretrained("mine")("a")["input_ids"] == [97]
+    assert main(["generate", "mine", "--prompt", "To be", "--tokens", "2", "--device", "cpu"]) == 0
+
+
+def test_a_recipe_file_of_ones_own_is_a_run(tmp_path):
+    """The file that docs/training.md shows, at each scale; and without what it says is required."""
+    from cosformer.training import model, recipes
+
+    code = training_block("# my_recipe.py")
+    (tmp_path / "my_recipe.py").write_text(code)
+    for scale in ("tiny", "small", "paper"):
+        run = recipes.build(tmp_path / "my_recipe.py", scale=scale, attention="softmax", seed=3)
+        assert (run.task, run.scale, run.attention, run.seed) == ("copy", scale, "softmax", 3)
+    model.initial(recipes.build(tmp_path / "my_recipe.py", scale="tiny"))
+    for setting in ('"learning_rate": 1e-3,', '"batch_size": 32,', ', "steps": 100'):
+        assert setting in code
+        (tmp_path / "without.py").write_text(code.replace(setting, ""))
+        with pytest.raises(ValueError, match=setting.split('"')[1]):
+            recipes.build(tmp_path / "without.py", scale="tiny")
 
 
 def test_there_are_examples():

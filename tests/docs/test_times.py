@@ -47,7 +47,7 @@ def test_the_times_of_windows_are_those_of_the_record():
     assert f"takes {early:.2f} times at position 1,000 and {late:.2f} at 1,000,000" in text
     assert f"with 512 rows {many:.2f}." in text
     causal, both = (1e3 * newest["host"][mode] for mode in ("causal", "bidirectional"))
-    assert f"{causal:.3f} ms for a short causal call and {both:.3f} in both directions" in text
+    assert f"{causal:.3f} ms for a short causal call and {both:.3f} for a bidirectional one" in text
     assert f"Two earlier records have {1e3 * beside['host']['causal']:.3f} and 0.11 for the causal" in text
 
 
@@ -64,21 +64,19 @@ def test_the_times_of_windows_on_a_cpu_are_those_of_the_record():
 
     ms = {(c, t): f"{1e3 * took(c, t):.3g} ms" for c in ("windows", "plain", "softmax") for t in (512, 4096)}
     windows, plain, softmax = (ms[c, 4096] for c in ("windows", "plain", "softmax"))
-    said = f"takes {windows}, where the plain operator takes {plain} and softmax (SDPA) {softmax}; "
+    said = f"takes {windows}; without windows it takes {plain} and softmax (SDPA) {softmax}; "
     assert said + f"at T = 512 it takes {ms['windows', 512]} and softmax {ms['softmax', 512]}." in text
     narrow, wide = (f"{took(f'window {w}', 16384):.2f} s" for w in (512, 8192))
-    assert f"every head 512 takes {narrow} at T = 16,384, every head 8,192 {wide}" in text
+    assert f"W = 512 in every head a pass takes {narrow} at T = 16,384, with W = 8,192 {wide}" in text
     causal, both, plain = (
         f"{1e3 * took(name, 4096, mode):.3g} ms"
         for name, mode in (
             ("window 8192", "causal"), ("window 8192", "bidirectional"), ("plain", "bidirectional"),
         )
     )  # fmt: skip
-    said = (
-        f"every head 8,192 takes {causal} at T = 4,096, {both} in both directions, where the plain operator"
-    )
-    assert f"{said} takes {plain}." in text
+    said = f"W = 8,192 in every head a pass takes {causal} at T = 4,096, bidirectional {both}, "
+    assert f"{said}where the operator without windows takes {plain}." in text
     early, late = (d["median_s"] for d in record["decoding"])
     said = f"takes {1e3 * early:.2f} ms at position 1,000 and {1e3 * late:.2f} ms at 1,000,000"
-    assert f"A token with these windows {said}." in text
+    assert f"Decoding one token with these windows {said}." in text
     assert late <= 1.1 * early

@@ -22,7 +22,7 @@ def said(capsys, *arguments):
 
 def test_a_package_that_is_missing(saved, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else True)
-    assert 'The package uvicorn is missing: pip install "cosformer[models,serve]".' in said(capsys, saved)
+    assert 'The package uvicorn is missing: pip install ".[models,serve]" in a clone.' in said(capsys, saved)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason='needs the extra "serve"')

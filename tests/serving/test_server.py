@@ -4,6 +4,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +44,20 @@ def ask(address, path, body):
     connection = begin(address, path, body)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
+
+
+def test_the_client_of_the_documentation_gets_an_answer(address, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    for shown, here in (
+        ("127.0.0.1:8000", address),
+        ('"FOLDER"', '"small"'),
+        ("stream=True", "stream=True, max_tokens=5"),
+    ):
+        assert shown in code
+        code = code.replace(shown, here)
+    exec(compile(code, "docs/serving.md", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out
 
 
 def text(address, prompt, tokens, **fields):

@@ -9,24 +9,28 @@ from cosformer.cli.errors import writable_folder
 from cosformer.cli.parser import Parser
 from cosformer.terminal import plain
 
-HELP = "one recipe with several attentions: one table, one page"
-DESCRIPTION = f"""Trains the same recipe with each of the attentions, one after another, and sets them side by
-side. Stopped with Ctrl-C it keeps what is finished, and the same command continues from there.
+HELP = "train one recipe with several attentions; writes one table and one page"
+DESCRIPTION = f"""Trains the same recipe with each of the attentions, one after another, and compares them.
+Ctrl-C keeps what is finished, and the same command continues from there.
 
 {runs.SETTINGS}"""
 EXAMPLES = """examples:
   cosformer compare mqar --scale tiny --attentions cosformer,softmax
   cosformer compare mqar --attentions cosformer,relu,linear,softmax steps=2000 --folder runs/recall
-  cosformer compare enwik8 --attentions recommended,softmax
+  cosformer compare python --attentions recommended,softmax learning_rate=0.002
 """
 
 
 def arguments(p: Parser) -> None:
     runs.add(p)
     p.add_argument(
-        "--attentions", default="cosformer,softmax", help="names, with commas (default: cosformer,softmax)"
+        "--attentions",
+        default="cosformer,softmax",
+        help="names, separated by commas (default: cosformer,softmax)",
     )
-    p.add_argument("--folder", type=Path, help="of all runs (default: runs/compare-<recipe>-<scale>)")
+    p.add_argument(
+        "--folder", type=Path, help="output folder of all runs (default: runs/compare-<recipe>-<scale>)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

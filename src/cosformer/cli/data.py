@@ -6,22 +6,24 @@ from cosformer.cli.errors import UsageError, needs_models
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.terminal import plain
 
-HELP = "the tasks: what is there, what is missing; fetch, generate, verify"
-DESCRIPTION = """Without a name, lists the tasks and what there is of each. With one, opens all its splits:
-what can be generated is generated, what is read is verified, and of what is missing it is said which file was
-looked for where, and how to get it. Files are found under the folder that COSFORMER_DATA names."""
+HELP = "list the tasks and their data; fetch, generate and verify data"
+DESCRIPTION = """Without a task, lists all tasks and whether their data is present. With one, opens all its
+splits: what can be generated is generated, what is read is verified, and missing files are listed with the
+paths searched and where to get them. Files are searched in the folder that COSFORMER_DATA names."""
 EXAMPLES = """examples:
   cosformer data                          all tasks, and what is missing
   cosformer data listops                  generate it, verify it, show a row
   cosformer data mqar length=128 pairs=8
-  cosformer data sst2 --fetch             from its public home, by the package datasets
+  cosformer data sst2 --fetch             download it, with the package datasets
 """
 
 
 def arguments(p: Parser) -> None:
-    p.add_argument("task", nargs="?", help="a task; left out, all are listed")
+    p.add_argument("task", nargs="?", help="name of a task (default: list all tasks)")
     p.add_argument("settings", nargs="*", metavar="NAME=VALUE", help="settings of the task")
-    p.add_argument("--fetch", action="store_true", help="get the files that are missing, where that is known")
+    p.add_argument(
+        "--fetch", action="store_true", help="download missing files, where a public source is known"
+    )
 
 
 def state(name: str) -> str:
@@ -35,14 +37,14 @@ def state(name: str) -> str:
             for split in ("train", "valid", "test"):
                 task.dataset(split)
     except cache.NotBuilt:
-        return f"to be prepared: cosformer data {name}"
+        return f"will be generated: cosformer data {name}"
     except tasks.DataError as error:
         return f"missing: {str(error).partition(' is missing')[0]}"
-    return "there"
+    return "ready"
 
 
 def listing() -> str:
-    """All tasks, and what there is of each."""
+    """All tasks, and whether their data is present."""
     from cosformer import tasks
 
     rows = [[name, tasks.get(name).title, state(name)] for name in tasks.names()]

@@ -11,7 +11,7 @@ from cosformer.cli.parser import Parser, number
 from cosformer.lock import locked
 from cosformer.terminal import Progress, plain
 
-HELP = "train a small cosFormer beside softmax, compare, and report; five minutes"
+HELP = "train a small cosFormer and a softmax model, compare them, write a report; five minutes"
 DESCRIPTION = """Trains a small cosFormer and the same model with softmax side by side on the source of
 Python's standard library, compares quality, speed and memory, and writes report.html. Nothing is downloaded.
 Stopped with Ctrl-C, it continues after the last finished part when it is run again."""
@@ -24,11 +24,13 @@ EXAMPLES = """examples:
 
 def arguments(p: Parser) -> None:
     p.add_argument("--out", type=Path, default=Path("demo"), help="folder to write to (default: demo)")
-    p.add_argument("--seconds", type=number(0, 86400), help="for the training of both (default: 150)")
     p.add_argument(
-        "--tiny", action="store_true", help="seconds instead of minutes: everything runs, nothing is learned"
+        "--seconds", type=number(0, 86400), help="training time of both models together (default: 150)"
     )
-    p.add_argument("--fresh", action="store_true", help="start again, over a demonstration that is there")
+    p.add_argument(
+        "--tiny", action="store_true", help="a smoke test of some seconds; the models learn nothing"
+    )
+    p.add_argument("--fresh", action="store_true", help="start again and overwrite an earlier demo")
 
 
 def run(args: argparse.Namespace) -> int:

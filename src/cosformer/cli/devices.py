@@ -19,7 +19,7 @@ def add(p: Parser) -> None:
         "--dtype",
         type=one_of(*DTYPES),
         default="float32",
-        help="of the weights: float32, bfloat16 or float16",
+        help="dtype of the weights: float32 (default), bfloat16 or float16",
     )
 
 

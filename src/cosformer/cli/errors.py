@@ -73,7 +73,9 @@ def needs_models() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "cosformer":
             raise
-        raise UsageError(f'the package {error.name} is missing: pip install "cosformer[models]".') from None
+        raise UsageError(
+            f'the package {error.name} is missing: pip install ".[models]" in a clone of cosformer.'
+        ) from None
 
 
 KEPT = "results finished before are complete, for files are replaced only by finished ones"

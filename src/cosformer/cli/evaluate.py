@@ -7,7 +7,7 @@ from cosformer.cli import runs
 from cosformer.cli.errors import UsageError, needs_models
 from cosformer.cli.parser import Parser, one_of, positive_int
 
-HELP = "score a trained run on a split"
+HELP = "evaluate a trained run on a split"
 DESCRIPTION = """Scores the best weights of a run's folder, as `cosformer train` left it, or those of one of
 its checkpoints, on the test split unless another is named. The batch size does not change the score."""
 EXAMPLES = """examples:
@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 
 def arguments(p: Parser) -> None:
-    p.add_argument("folder", type=Path, help="of a run, or of a checkpoint")
+    p.add_argument("folder", type=Path, help="folder of a run or of a checkpoint")
     p.add_argument(
         "--split",
         type=one_of("train", "valid", "test"),

@@ -9,20 +9,20 @@ from cosformer.cli.errors import UsageError, needs_models, writable_folder
 from cosformer.cli.parser import Parser
 from cosformer.terminal import size
 
-HELP = "copy the model of a run, as save_pretrained writes it"
+HELP = "copy the model of a run, in the format of save_pretrained"
 DESCRIPTION = """Copies the best weights of a run's folder, or those of one of its checkpoints, with their
 configuration and tokenizer: a folder that from_pretrained, `cosformer generate` and others read. Optimiser,
 random numbers and progress stay behind. Runs of several processes, shards included, are exported alike."""
 EXAMPLES = """examples:
-  cosformer export runs/mqar-tiny-cosformer-0 models/mqar
-  cosformer export runs/mqar-tiny-cosformer-0/checkpoint-200 models/mqar-200
+  cosformer export runs/python-tiny-cosformer-0 models/python
+  cosformer export runs/python-tiny-cosformer-0/checkpoint-50 models/python-50
 """
 _OF_TRAINING = ("manifest.json", "status.json", "run.json", "trainer_state.json", "optimizer.safetensors")
 
 
 def arguments(p: Parser) -> None:
-    p.add_argument("folder", type=Path, help="of a run, or of a checkpoint")
-    p.add_argument("out", type=Path, help="the folder to make; one that holds anything is refused")
+    p.add_argument("folder", type=Path, help="folder of a run or of a checkpoint")
+    p.add_argument("out", type=Path, help="folder to create; must not exist or be empty")
 
 
 def run(args: argparse.Namespace) -> int:

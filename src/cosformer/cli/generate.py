@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
     from cosformer.models.continuation import Continuation
 
-HELP = "text from a saved model, as it is made"
+HELP = "generate text from a saved model (streamed)"
 DESCRIPTION = """Continues a text with a language model from a folder that save_pretrained or `cosformer
-demo` wrote, from the folder of a run (its best weights), or from one of its checkpoints. The context may
-have any length where every head has a window, else that of the model's horizon; it is read in chunks, with
-the time left, and kept as a state of constant size. With --prompts it makes a text for every line of a
-file: rows of a batch that are finished leave it, and the next lines take their places. The same command
-continues where an earlier one was stopped."""
+demo` wrote, from the folder of a run (its best weights), or from one of its checkpoints. If every head has
+a window, the context may have any length; otherwise the model's horizon limits it. The context is read in
+chunks, with a display of the time left, and kept as a state of constant size. With --prompts it generates
+one text for every line of a file, with continuous batching. If it was stopped, the same command continues."""
 EXAMPLES = """examples:
   cosformer generate demo/cosformer --prompt "def main("
   cosformer generate demo/cosformer --context README.md --tokens 500 --temperature 0.7
@@ -41,23 +40,31 @@ CHUNK = 2048  # tokens of a chunk of the context
 def arguments(p: Parser) -> None:
     p.add_argument("folder", type=Path, help="a saved model and its tokenizer, a run or a checkpoint")
     p.add_argument("--prompt", default="", help="the text to continue")
-    p.add_argument("--context", type=Path, metavar="FILE", help="a text that comes before the prompt")
-    p.add_argument("--tokens", type=positive_int, default=200, help="how many to make (default: 200)")
-    p.add_argument("--temperature", type=number(COLDEST, 100), help=f"default: {TEMPERATURE}")
-    p.add_argument("--top_k", type=positive_int, help="sample among the K most likely (default: all)")
     p.add_argument(
-        "--top_p", type=number(0, 1), help="sample among the most likely of this share (default: all)"
+        "--context", type=Path, metavar="FILE", help="a file with the text that precedes the prompt"
     )
-    p.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    p.add_argument("--tokens", type=positive_int, default=200, help="number of new tokens (default: 200)")
+    p.add_argument("--temperature", type=number(COLDEST, 100), help=f"default: {TEMPERATURE}")
+    p.add_argument("--top_k", type=positive_int, help="sample from the K most likely tokens (default: all)")
+    p.add_argument(
+        "--top_p",
+        type=number(0, 1),
+        help="sample from the most likely tokens up to this probability (default: all)",
+    )
+    p.add_argument("--greedy", action="store_true", help="always take the most likely token")
     p.add_argument("--seed", type=seed, help="default: 0")
     p.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE.jsonl",
-        help='many texts: a line is {"prompt": "..."}, "id" if wanted',
+        help='many prompts: each line is {"prompt": "..."}, with an optional "id"',
     )
-    p.add_argument("--out", type=Path, metavar="FILE.jsonl", help="where the texts of --prompts go")
-    p.add_argument("--batch_size", type=positive_int, help=f"of --prompts (default: {generate_file.BATCH})")
+    p.add_argument("--out", type=Path, metavar="FILE.jsonl", help="output file for --prompts")
+    p.add_argument(
+        "--batch_size",
+        type=positive_int,
+        help=f"batch size for --prompts (default: {generate_file.BATCH})",
+    )
     runs.add_recipe(p)
     devices.add(p)
 

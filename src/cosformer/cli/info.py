@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from cosformer.check import Verdict
 
 HELP = "versions, devices, backends and why each is or is not available"
-DESCRIPTION = """What this machine has for cosformer: versions, devices, and each backend of the operator,
-with the reason where it cannot be used. --check computes small cases with every available backend, forward
-and backward, heads with windows among them, and compares them with the paper's equation in float64; it takes
-a few seconds, and on a GPU the first time some more, to compile the kernels."""
+DESCRIPTION = """Shows versions, devices and each backend of the operator, with the reason if it cannot be
+used. --check computes small cases with every available backend, forward and backward, with and without
+windows, and compares them with the paper's equation in float64. It takes a few seconds; on a GPU the first
+call takes longer, to compile the kernels."""
 EXAMPLES = """examples:
   cosformer info
-  cosformer info --check          prove each available backend right (exit code 1 if one is wrong)
-  cosformer info --json           the same, for programs
+  cosformer info --check          test each available backend (exit code 1 if one is wrong)
+  cosformer info --json           the same as JSON
 """
 
 # As in pyproject.toml: what each extra brings.
@@ -116,7 +116,7 @@ def _packages(data: dict[str, Any]) -> list[str]:
     lines += [f"  {name:<14}{found or 'not installed'}" for name, found in data["versions"].items()]
     lines += ["", "Extras"]
     for name, missing in data["extras"].items():
-        said = f'lacks {", ".join(missing)}: pip install "cosformer[{name}]"' if missing else "complete"
+        said = f'lacks {", ".join(missing)}: pip install ".[{name}]" in a clone' if missing else "complete"
         lines.append(f"  {name:<14}{said}")
     return lines
 

@@ -36,10 +36,10 @@ from cosformer.cli.interrupt import ending_imports
 from cosformer.cli.parser import Parser, did_you_mean
 from cosformer.cli.runs import Failed
 
-DESCRIPTION = """cosFormer attention: exact, linear in the length, with a state of constant size."""
+DESCRIPTION = """cosFormer attention: exact, linear in sequence length, with a state of constant size."""
 EXAMPLES = """start here:
-  cosformer info --check                            what is here, and whether it is right
-  cosformer demo                                    train, compare and report, in five minutes
+  cosformer info --check                            show versions, devices and backends, and test the backends
+  cosformer demo                                    train and compare two small models, in five minutes
   cosformer COMMAND --help                          each command, with examples
 """
 

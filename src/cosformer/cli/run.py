@@ -16,7 +16,7 @@ from cosformer.cli.errors import UsageError
 from cosformer.cli.parser import Parser, did_you_mean
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-HELP = "start another program with our models registered"
+HELP = "start another program with the cosformer models registered in transformers"
 DESCRIPTION = """Starts a program of another package, a Python file or a module in this process, after `import
 cosformer`: transformers' Auto classes then know the models, and folders need no code of their own. Everything
 behind -- belongs to the program. Processes that it starts in turn begin without: let them run this command,

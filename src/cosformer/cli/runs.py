@@ -25,13 +25,21 @@ class Failed(Exception):
 
 
 def add(p: Parser) -> None:
-    p.add_argument("recipe", help="a name (see `cosformer data`), or the path of a recipe file")
+    p.add_argument("recipe", help="name of a recipe (see `cosformer data`), or path of a recipe file")
     settings = p.add_argument(
-        "settings", nargs="*", metavar="NAME=VALUE", help="settings that differ from the recipe's"
+        "settings", nargs="*", metavar="NAME=VALUE", help="settings to change in the recipe"
     )
     settings.required = False  # or argparse would list them as missing together with the recipe
-    p.add_argument("--scale", type=one_of(*SCALES), default="small", help="tiny, small (default) or paper")
-    p.add_argument("--results", type=Path, help="file of records (default: results/<task>.jsonl)")
+    p.add_argument(
+        "--scale",
+        type=one_of(*SCALES),
+        default="small",
+        help="tiny (up to a minute on a CPU), small (minutes on an H200, much longer on a CPU; default) or "
+        "paper (the published sizes)",
+    )
+    p.add_argument(
+        "--results", type=Path, help="file that the record is appended to (default: results/<task>.jsonl)"
+    )
     p.add_argument("--fresh", action="store_true", help="start again instead of continuing from a checkpoint")
 
 
@@ -111,11 +119,11 @@ def build(
         raise UsageError(str(error)) from None
     except (SyntaxError, ImportError) as error:
         raise UsageError(f"recipe {recipe} cannot be read: {error}.") from None
-    if run.warmup >= run.steps:
+    if run.warmup > run.steps:
         share = run.steps / run.warmup
         print(
             f"warmup={run.warmup:,} is not over after steps={run.steps:,}: the learning rate comes to "
-            f"{share:.0%} of learning_rate. A smaller warmup=N changes that.",
+            f"{share:.0%} of its highest. A smaller warmup=N changes that.",
             file=sys.stderr,
         )
     return run

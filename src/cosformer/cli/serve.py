@@ -16,12 +16,12 @@ from cosformer.cli.parser import Parser, positive_int
 if TYPE_CHECKING:
     import torch
 
-HELP = "a saved model for clients of OpenAI's interface"
+HELP = "serve a saved model through an OpenAI-compatible HTTP server"
 DESCRIPTION = """Serves a language model from a folder that save_pretrained or `cosformer demo` wrote, from
 the folder of a run (its best weights), or from one of its checkpoints, through the server of transformers:
-/v1/chat/completions and /v1/completions, with streaming. Requests share the steps of one batch, in which a
-text of any length is a row. There is no password and no encryption: it listens on this machine alone, unless
---host says otherwise. Needs pip install "cosformer[models,serve]"."""
+/v1/chat/completions and /v1/completions, with streaming. Requests share one batch (continuous batching).
+There is no password and no encryption: it listens on this machine only, unless --host says otherwise. Needs
+pip install ".[models,serve]" in a clone of cosformer."""
 EXAMPLES = """examples:
   cosformer serve demo/cosformer
   cosformer serve demo/cosformer --port 8080 --batch_size 256 --device cuda --dtype bfloat16
@@ -34,8 +34,8 @@ NEEDED = ("fastapi", "openai", "uvicorn")
 def arguments(p: Parser) -> None:
     p.add_argument("folder", type=Path, help="a saved model and its tokenizer, a run or a checkpoint")
     p.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    p.add_argument("--port", type=port, default=8000, help="default: 8000; 0 takes any that is free")
-    p.add_argument("--name", help="of the model, for clients (default: that of the folder)")
+    p.add_argument("--port", type=port, default=8000, help="default: 8000; 0 takes any free port")
+    p.add_argument("--name", help="name of the model for clients (default: name of the folder)")
     p.add_argument("--batch_size", type=positive_int, default=64, help="requests at a time (default: 64)")
     p.add_argument(
         "--chat_template",
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"there is no folder {args.folder}; give one that holds a saved model or a run.")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f'the package {missing[0]} is missing: pip install "cosformer[models,serve]".')
+        raise UsageError(f'the package {missing[0]} is missing: pip install ".[models,serve]" in a clone.')
     template = None
     if args.chat_template is not None:
         template = readable_file("--chat_template", args.chat_template).read_text("utf-8", errors="replace")

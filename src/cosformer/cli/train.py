@@ -11,15 +11,15 @@ from cosformer.cli.errors import UsageError
 from cosformer.cli.parser import Parser, positive_int
 from cosformer.terminal import seconds, size
 
-HELP = "train a recipe; continues where it was stopped"
-DESCRIPTION = f"""Trains a recipe and appends a record of it to the results. Stopped with Ctrl-C it leaves a
-checkpoint, and the same command continues from there.
+HELP = "train a recipe; a stopped run continues from its last checkpoint"
+DESCRIPTION = f"""Trains a recipe and appends its record to the results. Ctrl-C saves a checkpoint, and the
+same command continues from there.
 
 {runs.SETTINGS}"""
 EXAMPLES = """examples:
   cosformer train mqar --scale tiny
   cosformer train mqar --attention softmax steps=2000 model.hidden_size=64 seed=1
-  cosformer train enwik8 --attention recommended compile=true
+  cosformer train python --attention recommended compile=true
   cosformer train pathfinder --scale tiny --pretrain 500
   cosformer train mqar --print_config
   cosformer train my_recipe.py --folder runs/mine
@@ -29,14 +29,20 @@ EXAMPLES = """examples:
 def arguments(p: Parser) -> None:
     runs.add(p)
     p.add_argument(
-        "--attention", default="cosformer", help="a mechanism, or `recommended` (default: cosformer)"
+        "--attention",
+        default="cosformer",
+        help="attention mechanism (see `cosformer.attention.names()`), or `recommended` for the default "
+        "model of CosformerConfig; `cosformer` is the paper's model, except at scale small of enwik8, "
+        "python, wikitext2 and wikitext103, where it has windows, a gate and norms (default: cosformer)",
     )
     p.add_argument(
-        "--folder", type=Path, help="of the run (default: runs/<recipe>-<scale>-<attention>-<seed>)"
+        "--folder",
+        type=Path,
+        help="output folder of the run (default: runs/<recipe>-<scale>-<attention>-<seed>)",
     )
     p.add_argument(
         "--pretrain", type=positive_int, metavar="STEPS",
-        help="first train the model for STEPS steps to fill holes in the inputs of the same task",
+        help="self-pretrain for STEPS steps (masked-token prediction on the task's inputs) before training",
     )  # fmt: skip
     p.add_argument("--print_config", action="store_true", help="show the complete run and do nothing")
 
