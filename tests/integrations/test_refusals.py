@@ -126,19 +126,37 @@ class TestPacking:
         with refused("packed", "attention_mask"):
             tiny("llama")(input_ids=IDS[:1], **{key: torch.tensor([0, 3, 6])})
 
-    def test_padding_that_a_position_counts(self):
+    @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "bert-decoder"])
+    def test_padding_that_a_position_counts(self, name):
         """Rectified queries and keys under rotary positions know where they stand: 4 off without a word."""
-        model, (text,) = tiny("llama"), rows(6)
+        model, (text,) = tiny(name), rows(6)
         ids = torch.cat([torch.zeros(1, 3, dtype=text.dtype), text[None]], 1)
         mask = (torch.arange(9) >= 3).long()[None]
-        with refused("padded on the left", "position_ids count the padding"):
+        with refused("padded on the left", "positions count the padding", "cumsum(-1) - 1"):
             model(input_ids=ids, attention_mask=mask)
         positions = (mask.cumsum(-1) - 1).clamp_min(0)
-        out = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, 3:]
-        torch.testing.assert_close(out, model(input_ids=text[None]).logits)
+        out = model(input_ids=ids, attention_mask=mask, position_ids=positions)
+        torch.testing.assert_close(out.logits[:, 3:], model(input_ids=text[None]).logits)
+        if "past_key_values" in out:
+            more = {"input_ids": ids[:, -1:], "attention_mask": torch.cat([mask, mask[:, -1:]], 1)}
+            with refused("padded on the left", "positions count the padding"):
+                model(**more, past_key_values=out.past_key_values)
         mask[0, 5] = 0
         with refused("padding between the tokens of a row", "Pad at the ends"):
             model(input_ids=ids, attention_mask=mask, position_ids=positions)
+
+    def test_padding_that_a_model_leaves_out_itself(self):
+        model, (text,) = tiny("roberta"), rows(6)
+        ids = torch.cat([torch.zeros(1, 3, dtype=text.dtype), text[None]], 1)
+        given = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+        torch.testing.assert_close(model(**given).logits[:, 3:], model(input_ids=text[None]).logits)
+        with refused("positions count the padding", "give no position_ids"):
+            model(**given, position_ids=torch.arange(9)[None])
+
+    def test_left_padding_of_an_encoder_by_itself(self):
+        encoder = tiny("bart").get_encoder()
+        with refused("padded on the left", "Pad on the right"):
+            encoder(input_ids=IDS, attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))
 
     def test_under_compile_a_mask_is_asked_for(self):
         """There transformers cannot look at the positions, and takes every text for packed."""
@@ -269,15 +287,32 @@ class TestCrossAttention:
         given = arguments(name, rows(4, 6))
         key = "attention_mask" if side == "encoder" else "decoder_attention_mask"
         given[key] = given[key].flip(1)
-        with refused(side, "padded on the left", "Pad them on the right"):
+        own = ("decoder", "Pad them on the right") if side == "decoder" else ("ad on the right",)
+        with refused("padded on the left", *own):
             tiny(name)(**given)
+
+    @pytest.mark.parametrize("name", TWO_TEXTS)
+    @pytest.mark.parametrize("side", ["encoder", "decoder"])
+    def test_padded_between_tokens(self, name, side):
+        given = arguments(name, rows(4, 6))
+        given["attention_mask" if side == "encoder" else "decoder_attention_mask"][1, 2] = 0
+        with refused("padding between the tokens of a row", "Pad at the ends"):
+            tiny(name)(**given)
+
+    @pytest.mark.parametrize("name", ["bert-to-bert", "bert-to-gpt2"])
+    def test_a_source_whose_positions_leave_padding_out(self, name):
+        """Its own encoder takes it on the left; between two texts it would shift the distance."""
+        given = arguments(name, rows(4, 6))
+        mask = given["attention_mask"] = given["attention_mask"].flip(1)
+        with refused("encoder", "padded on the left", "Pad them on the right"):
+            tiny(name)(**given, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
 
     def test_padded_on_the_left_in_a_compiled_graph(self):
         given = arguments("bart", rows(4, 6)) | {"use_cache": False}
         compiled = torch.compile(tiny("bart"), fullgraph=True, backend="eager")
         assert compiled(**given).logits.isfinite().all()
         given["attention_mask"] = given["attention_mask"].flip(1)
-        with refused("encoder", "padded on the left", error=RuntimeError):
+        with refused("padded on the left", error=RuntimeError):
             compiled(**given)
 
     def test_by_itself(self):

@@ -26,7 +26,7 @@ def test_equals_the_equation(causal):
     q, k, v = (torch.randn(2, h, 9, 8, dtype=torch.float64) for h in (4, kv_heads, kv_heads))
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[0, :4] = False
-    out, _ = drop_in._attend(module, q, k, v, mask)
+    out, _ = drop_in._attend(module, q, k, v, mask, position_ids=(mask.cumsum(1) - 1).clamp_min(0))
     for b in range(2):
         for h in range(4):
             own = h * kv_heads // 4

@@ -95,6 +95,9 @@ def test_what_cannot_be_done():
     [
         ([[3, 4]] * 3, {"numbers": [0, 1]}, "numbers must have one for each prompt, but ended after 2"),
         ([torch.tensor([5.9, 6.9])], {}, r"tensor \[T\] of tokens, but got torch.float32"),
+        ([[]], {}, "a prompt must have at least one token"),
+        (["ab"], {}, "got a str of something else: encode it with the tokenizer"),
+        ([[3, [4]]], {}, "got a list of something else"),
         ([torch.tensor([[5, 6]])], {}, r"got torch.int64 of shape \[1, 2\]: one prompt at a time"),
     ],
 )

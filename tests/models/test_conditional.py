@@ -193,10 +193,16 @@ def test_a_target_that_is_padded_on_the_left_is_as_alone():
     ids = net.prepare_decoder_input_ids_from_labels(labels)
     start, pad = net.config.decoder_start_token_id, net.config.pad_token_id
     assert ids.tolist() == [[pad] * 3 + [start] + target[0, :3].tolist()]
-    for given in ({}, {"decoder_input_ids": ids}):
-        out = net(source, labels=labels, **given)
-        close(out.loss, alone.loss)
-        close(out.logits[:, 3:], alone.logits)
+    for given in (
+        {"labels": labels},
+        {"labels": labels, "decoder_input_ids": ids},
+        {"shift_labels": labels, "decoder_input_ids": ids},
+        {"decoder_input_ids": ids},  # as where the Trainer smooths labels
+    ):
+        for cache in (None, CosformerCache(net.config)):
+            out = net(source, **given, past_key_values=cache)
+            close(out.logits[:, 3:], alone.logits)
+            assert out.loss is None or (out.loss - alone.loss).abs() < 1e-8
     whole = torch.cat([labels, torch.cat([target, tokens(1, 3)], 1)])  # beside a row without padding
     both = net(source.repeat(2, 1), labels=whole)
     close(both.logits[:1, 3:], alone.logits)
@@ -241,6 +247,18 @@ def test_a_prompt_of_the_target_that_has_no_loss_is_read():
     for run in (net, compiled):
         close(run(source, labels=padded).loss, alone)
         close(run(source, labels=padded, decoder_input_ids=made).loss, alone)
+
+
+def test_embeddings_of_the_target_are_all_read():
+    """They tell nothing of padding: a prompt that has no loss is before the first label, too."""
+    net, source, ids = build(CosformerForConditionalGeneration), tokens(1, 6), tokens(1, 7)
+    labels = tokens(1, 7)
+    labels[:, :3] = -100
+    embedded = net.model.decoder.embed_tokens(ids)
+    by_ids = net(source, decoder_input_ids=ids, labels=labels)
+    out = net(source, decoder_inputs_embeds=embedded, labels=labels)
+    close(out.logits, by_ids.logits)
+    close(out.loss, by_ids.loss)
 
 
 def test_labels_of_what_goes_on_from_a_cache():

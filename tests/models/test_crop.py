@@ -79,6 +79,48 @@ def test_guesses_end_where_the_model_ends():
     assert torch.equal(caught.value.sequences, net.generate(ids, max_new_tokens=13, **options)[:, :41])
 
 
+def test_an_assistant_that_ends_before_the_model_guesses_no_more():
+    net = build(CosformerForCausalLM, attention="softmax", position="rotary")
+    short = build(CosformerForCausalLM, attention="softmax", position="rotary", max_position_embeddings=20)
+    ids, options = tokens(1, 9), {"max_new_tokens": 30, "do_sample": False}
+    assert torch.equal(net.generate(ids, assistant_model=short, **options), net.generate(ids, **options))
+
+
+@pytest.mark.parametrize("by", ["lookup", "assistant"])
+@pytest.mark.parametrize("cached", [True, False])
+@EACH
+def test_guesses_behind_embeddings(kind, cached, by):
+    """A prompt that repeats itself, of which lookup would make guesses that the embeddings do not have."""
+    net = build(CosformerForCausalLM, position="rotary", **kind)
+    assistant = build(CosformerForCausalLM, position="rotary", num_hidden_layers=1, **kind)
+    guess = {"prompt_lookup_num_tokens": 3} if by == "lookup" else {"assistant_model": assistant}
+    options, text = {"max_new_tokens": 8, "do_sample": False}, tokens(1, 4).repeat(1, 4)
+    expected, embedded = net.generate(text, **options), net.model.embed_tokens(text)
+    for ids in ({"input_ids": text}, {}):
+        cache = CosformerCache(net.config) if cached else None
+        if cached:
+            net(text[:, :9], past_key_values=cache)
+        given = {"inputs_embeds": embedded, "past_key_values": cache} | ids | guess | options
+        if not ids and by == "assistant":
+            with pytest.raises(ValueError, match="input_ids is missing beside inputs_embeds: an assistant"):
+                net.generate(**given)
+        else:
+            assert torch.equal(net.generate(**given)[:, -8:], expected[:, -8:])
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_guesses_need_the_whole_text(padded):
+    """It was cut to the length of the mask of the new tokens alone, or of the tokens of the cache."""
+    net = build(CosformerForCausalLM, attention="softmax")
+    ids, new, cache = tokens(1, 6), tokens(1, 9), CosformerCache(net.config)
+    mask = torch.ones(1, 15, dtype=torch.int64)
+    mask[0, : 2 * padded] = 0
+    net(ids, attention_mask=mask[:, :6], past_key_values=cache)
+    given = {"attention_mask": mask, "past_key_values": cache, "prompt_lookup_num_tokens": 3}
+    with pytest.raises(ValueError, match=r"the whole text .* got 9 tokens and an attention_mask of 15"):
+        net.generate(new, max_new_tokens=4, **given)
+
+
 def test_an_assistant_that_cannot_forget_is_refused():
     net, assistant = build(CosformerForCausalLM, attention="softmax"), build(CosformerForCausalLM)
     with pytest.raises(ValueError, match="assistant_model must keep its keys, to take guesses back"):

@@ -98,7 +98,7 @@ def test_a_bidirectional_folder_says_how_it_is_loaded_causal(tmp_path):
 @pytest.mark.parametrize("asked", [{"causal": False}, {"causal": False, "position": None}, {"causal": None}])
 def test_a_causal_folder_that_looks_both_ways_is_warned_of(asked, tmp_path, monkeypatch):
     """Without positions a text is its mirror image."""
-    build(CosformerForCausalLM, torch.float32, position=None).save_pretrained(tmp_path)
+    build(CosformerForCausalLM, torch.float32, position="none").save_pretrained(tmp_path)
     said = []
     monkeypatch.setattr(models_config.logger, "warning_once", said.append)
     net = CosformerForSequenceClassification.from_pretrained(tmp_path, **asked)

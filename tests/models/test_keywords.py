@@ -83,7 +83,18 @@ def test_packing_that_contradicts_itself_is_refused(name):
     documents = torch.tensor([[0, 0, 1, 1, 1]])
     with pytest.raises(ValueError, match="seq_idx tells of packed documents, and needs where they begin"):
         net(row, seq_idx=documents)
-    net(row, seq_idx=documents, position_ids=torch.tensor([[0, 1, 0, 1, 2]]))
+    positions = torch.tensor([[0, 1, 0, 1, 2]])
+    net(row, seq_idx=documents, position_ids=positions, cu_seqlens=torch.tensor([0, 2, 2, 5, 5]))
+    for given in (
+        {"seq_idx": documents, "position_ids": torch.arange(5)[None]},
+        {"seq_idx": documents, "cu_seqlens": other},
+        {"position_ids": positions, "cu_seqlens": other},
+        {"position_ids": positions[0], "cu_seq_lens_q": other},
+    ):
+        names = " and ".join(sorted(given, key=lambda name: (name[:2] != "cu", name)))
+        with pytest.raises(ValueError, match=rf"{names} must tell of the same documents .* leave one"):
+            net(row, **given)
+    net(tokens(2, 5), seq_idx=documents.expand(2, -1), position_ids=positions)  # one for all rows
     assert torch.equal(net(row, cu_seq_lens_k=bounds)[0], net(row, cu_seqlens=bounds)[0])
 
 

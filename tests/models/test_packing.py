@@ -60,6 +60,8 @@ def test_padding_is_left_out():
         ),
         ([{"input_ids": [1, 2], "attention_mask": [1]}], "attention_mask must have an entry for each"),
         ([{"input_ids": [1.5, 2.7]}], "input_ids of a document must be a list or tensor .* torch.float32"),
+        ([{"input_ids": "ab"}], "input_ids of a document .* a str of something else: encode texts"),
+        ([{"input_ids": [1, 2], "attention_mask": [0, 0]}, {"input_ids": []}], "have no token to pack"),
         ([{"input_ids": [[1, 2], [3, 4]]}], r"whole numbers, but got torch.int64 of shape \[2, 2\]"),
     ],
 )

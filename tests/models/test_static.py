@@ -240,6 +240,22 @@ def test_cutting_what_was_compiled():
     close(again[:, 2:], net(text, attention_mask=mask, use_cache=False).logits[:, 2 - cut :])
 
 
+@torch.no_grad()
+def test_a_row_that_has_ended_reads_no_padding():
+    """Its steps are not compiled from there on."""
+    net, ids = build(CosformerForCausalLM, num_hidden_layers=1), tokens(2, 6)
+    free = generate(net, ids)
+    end = next(t for t in free[0, 7:].tolist() if t not in (0, *free[1].tolist()))
+    cache, options = CosformerCache(net.config, static=True), {"eos_token_id": end, "min_new_tokens": None}
+    del (own := compiled())["cache_implementation"]  # it is the cache that is static
+    made = generate(net, ids, past_key_values=cache, **options, **own)
+    ended = 6 + made[0, 6:].tolist().index(end) + 1
+    assert graphs() == 1
+    assert cache.past.positions.tolist() == [ended, made.shape[1] - 1]
+    alone = net(made[:1, :ended], use_cache=True).past_key_values
+    close(cache.layers[0].state.numerator[:1], alone.layers[0].state.numerator)
+
+
 def test_the_end_of_the_text():
     net = build(CosformerForCausalLM, max_position_embeddings=20, num_hidden_layers=1)
     ids = tokens(2, 8)

@@ -155,14 +155,70 @@ def test_labels_outside_of_the_vocabulary_are_named(head, wrong):
     ("labels", "message"),
     [
         (torch.tensor([0, 5]), "labels must be from 0 to 1, the num_labels of the configuration, .* got 5"),
-        (torch.tensor([0]), r"labels must have shape \[B\] = \[2\], or \[B, 2\] .* but got \[1\]"),
-        (torch.tensor([[0.0, 1.0]]), r"but got \[1, 2\]"),
+        (
+            torch.tensor([0]),
+            r"whole numbers \(int64\) \[B\] = \[2\], a class .* but got torch.int64 of shape \[1\]",
+        ),
+        (torch.tensor([[0.0, 1.0]]), r"or floats \[B, num_labels\] = \[2, 2\], .* but got .* shape \[1, 2\]"),
+        (torch.tensor([[0, 1], [1, 1]]), r"but got torch.int64 of shape \[2, 2\]"),
+        (torch.tensor([0.0, 1.0]), r"but got torch.float32 of shape \[2\]"),
+        ([0, 1], "labels must be a tensor of .* but got list"),
     ],
 )
 def test_classes_that_cannot_be_are_named(labels, message):
     net = build(CosformerForSequenceClassification, num_labels=2)
     with pytest.raises(ValueError, match=message):
         net(tokens(2, 5), labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "fits", "wrong", "message"),
+    [
+        (
+            "single_label_classification",
+            3,
+            torch.tensor([0, 2]),
+            torch.rand(2, 3),
+            "a class for each row, but",
+        ),
+        ("multi_label_classification", 3, torch.rand(2, 3), torch.tensor([0, 2]), "tensor of floats"),
+        ("regression", 3, torch.rand(2, 3), torch.rand(2), r"numbers \[2, 3\], but"),
+        ("regression", 1, torch.rand(2), torch.rand(2, 3), r"numbers \[2\], but"),
+        (None, 1, torch.rand(2, 1), torch.rand(2, 2), r"numbers \[2\], but"),
+    ],
+)
+def test_labels_are_those_of_the_problem(kind, count, fits, wrong, message):
+    net = build(CosformerForSequenceClassification, torch.float32, num_labels=count, problem_type=kind)
+    assert net(tokens(2, 5), labels=fits).loss.isfinite()
+    with pytest.raises(ValueError, match=message):
+        net(tokens(2, 5), labels=wrong)
+
+
+def test_labels_that_are_no_tensor_are_named():
+    ids = tokens(1, 5)
+    with pytest.raises(TypeError, match=r"labels must be a tensor \[B, T\], but got list"):
+        build(CosformerForCausalLM)(ids, labels=ids.tolist())
+
+
+def test_a_head_of_a_class_of_its_own_learns_one_vs_each():
+    """Its weight is all there is of it; a forward of its own would have no part in the loss."""
+
+    class Plain(torch.nn.Linear):
+        pass
+
+    class Doubled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    net, ids = build(CosformerForCausalLM, head_loss="one_vs_each", tie_word_embeddings=False), tokens(1, 9)
+    expected, weight = net.train()(ids, labels=ids).loss, net.lm_head.weight
+    for made in (Plain, Doubled):
+        net.lm_head = made(32, 64, bias=False).double()
+        net.lm_head.weight = weight
+        if made is Plain:
+            close(net(ids, labels=ids).loss, expected)
+    with pytest.raises(ValueError, match="which is a Doubled with a forward of its own now"):
+        net(ids, labels=ids)
 
 
 @LOSSES

@@ -1,4 +1,4 @@
-"""What transformers' Trainer makes of a language model: the loss of each text alone, however it is padded."""
+"""What transformers' Trainer makes of a language model: the loss of each text alone."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def texts():
     return [{"input_ids": torch.randint(2, 64, (n,)).tolist()} for n in LENGTHS]
 
 
-def padded(left, masked):
+def padded(left, masked, first=True):
     def collate(features):
         length = max(len(f["input_ids"]) for f in features)
         ids, mask = (torch.zeros(len(features), length, dtype=torch.int64) for _ in range(2))
@@ -25,6 +25,8 @@ def padded(left, masked):
             at = slice(length - n, length) if left else slice(0, n)
             ids[i, at], mask[i, at] = torch.tensor(f["input_ids"]), 1
         labels = ids.masked_fill(mask == 0, -100) if masked else ids
+        if not first:
+            labels = labels.masked_fill(mask.cumsum(1) == 1, -100)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
     return collate
@@ -32,7 +34,8 @@ def padded(left, masked):
 
 COLLATORS = {
     "right": padded(False, True), "left": padded(True, True), "unmasked labels": padded(False, False),
-    "packed": PackingCollator(), "flattened": DataCollatorWithFlattening(),
+    "left, no first": padded(True, True, first=False), "packed": PackingCollator(),
+    "flattened": DataCollatorWithFlattening(),
 }  # fmt: skip
 
 
@@ -72,14 +75,15 @@ def test_the_loss_and_its_gradient(tmp_path, name):
     assert made.evaluate()["eval_loss"] == pytest.approx(alone()[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["right", "packed", "flattened"])
-@pytest.mark.parametrize("parts", [1, 4])
-def test_labels_are_smoothed_for_the_next_token(tmp_path, name, parts):
-    """And not for the token itself, which a model then learns to repeat."""
+@pytest.mark.parametrize("name", ["right", "left, no first", "packed", "flattened"])
+@pytest.mark.parametrize(("parts", "smoothing"), [(1, 0.1), (4, 0.1), (4, 0.0)])
+def test_in_several_parts_and_smoothed(tmp_path, name, parts, smoothing):
+    """Where every label is a target, the Trainer counts right, and smooths right: labels are smoothed for the
+    next token, and not for the token itself, which a model then learns to repeat."""
     made = trainer(
         tmp_path, COLLATORS[name], size=8 // parts, gradient_accumulation_steps=parts,
-        label_smoothing_factor=0.1,
+        label_smoothing_factor=smoothing,
     )  # fmt: skip
     made.train()
     found = made.state.log_history[0]
-    assert (found["loss"], found["grad_norm"]) == pytest.approx(alone(smoothing=0.1), rel=1e-4)
+    assert (found["loss"], found["grad_norm"]) == pytest.approx(alone(smoothing), rel=1e-4)

@@ -71,3 +71,14 @@ def test_the_command(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.setattr("cosformer.training.main.Loop", None)
     assert main(COMMAND) == 0
     assert capfd.readouterr().out.startswith("Nothing was trained: ")
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "rsqrt"])
+def test_a_warmup_that_is_longer_than_the_run_is_told(schedule, capsys):
+    """One that ends with it is not."""
+    for warmup in (4, 8):
+        words = ["steps=4", f"warmup={warmup}", f"schedule={schedule}", "--print_config"]
+        assert main(["train", "mqar", "--scale", "tiny", *words]) == 0
+        said = capsys.readouterr().err
+        assert ("warmup" in said) == (warmup == 8)
+    assert "is not over after steps=4: the learning rate comes to 50% of its highest" in said

@@ -92,6 +92,13 @@ def is_cross(module: nn.Module) -> bool:
     return "Cross" in type(module).__name__ or (bool(decoder) and not causal)
 
 
+def looks_across(module: nn.Module) -> bool:
+    """Whether self-attention is in a layer that has cross-attention too."""
+    config = module.config
+    decodes = getattr(config, "is_encoder_decoder", False) and getattr(module, "is_decoder", False)
+    return decodes or getattr(config, "add_cross_attention", False)
+
+
 def _patches(config: Any) -> int | None:
     """Tokens of an image: its patches and one for the class."""
     image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)

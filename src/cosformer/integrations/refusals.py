@@ -21,6 +21,7 @@ _HARMLESS = {
     "output_router_logits", "past_key_values", "position_embeddings", "position_ids", "return_dict",
     "use_cache",
 }  # fmt: skip
+_COUNT_COLUMNS = ("bart", "bert")  # from the first one, where they are given no position_ids
 _REASONS = {
     "output_attentions": "the matrix of weights (output_attentions), which linear attention never forms. "
     'Use attn_implementation="eager" to look at weights',
@@ -116,23 +117,35 @@ def check_positions(position_ids: Tensor | None) -> None:
     )
 
 
-def check_padding(position_ids: Tensor | None, mask: Tensor, queries: int) -> None:
-    """Padding lies at the ends of a row, and has no position: a distance counts columns, and rectified
-    queries and keys under rotary positions know where they stand."""
+def check_gaps(mask: Tensor) -> None:
+    """Padding lies at the ends of a row: a distance counts columns."""
     begins = (mask[:, 1:] & ~mask[:, :-1]).sum(1) + mask[:, 0]
     _insist(
         (begins <= 1).all(),
         "attention_mask has padding between the tokens of a row, and the distance between two tokens counts "
         "it. Pad at the ends of a row",
     )
-    if position_ids is not None and position_ids.shape[-1] == queries:
+
+
+def check_padding(kind: str, position_ids: Tensor | None, mask: Tensor, queries: int) -> None:
+    """Padding has no position: embeddings of positions, and rectified queries and keys under rotary ones,
+    know where they stand. `kind`: the model's type."""
+    if position_ids is None and kind not in _COUNT_COLUMNS:
+        return
+    counted = mask.new_ones(len(mask))  # whether positions are as if padding were text
+    if position_ids is not None:
+        if position_ids.shape[-1] != queries:
+            return
         column = torch.arange(mask.shape[1] - queries, mask.shape[1], device=mask.device)
-        counted = ((position_ids == column) | ~mask[:, -queries:]).all(1)  # as if padding were text
-        _insist(
-            (mask[:, 0] | ~mask.any(1) | ~counted).all(),
-            "rows are padded on the left, and position_ids count the padding: the output would depend on it. "
-            "Pad on the right, or give position_ids = attention_mask.cumsum(-1) - 1, as generate() does",
-        )
+        counted = ((position_ids == column) | ~mask[:, -queries:]).all(1)
+    right = "position_ids = attention_mask.cumsum(-1) - 1, as generate() does"
+    if kind == "roberta":
+        right = "no position_ids, as RoBERTa leaves padding out itself"
+    _insist(
+        (mask[:, 0] | ~mask.any(1) | ~counted).all(),
+        "rows are padded on the left, and positions count the padding: the output would depend on it. Pad "
+        f"on the right, or give {right}",
+    )
 
 
 def check_left_padding(side: str, mask: Tensor | None) -> None:

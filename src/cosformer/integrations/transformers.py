@@ -26,7 +26,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cosformer.integrations import refusals
-from cosformer.integrations.hosts import NAME, Settings, is_cross
+from cosformer.integrations.hosts import NAME, Settings, is_cross, looks_across
 from cosformer.integrations.report import AttentionUse, describe
 from cosformer.ops import cosformer_attention
 from cosformer.ops.backends import NAMES
@@ -160,12 +160,14 @@ def _attend(
         causal, offset = False, _position_from_self_attention(module, tq, attention_mask, first)
     else:
         causal, offset = _is_causal(module, is_causal), tk - tq
+        positions = asked.get("position_ids")
         if first and attention_mask is None:
-            refusals.check_positions(asked.get("position_ids"))
-        elif (
-            first and attention_mask is not None and not getattr(module.config, "add_cross_attention", False)
-        ):
-            refusals.check_padding(asked.get("position_ids"), attention_mask, tq)
+            refusals.check_positions(positions)
+        elif first and attention_mask is not None:
+            refusals.check_gaps(attention_mask)
+            if not looks_across(module):  # there it may not be on the left at all
+                config: Any = module.config
+                refusals.check_padding(config.model_type, positions, attention_mask, tq)
         if offset != 0 and not causal:
             refusals.refuse(
                 f"{type(module).__name__} is not causal and has {tq} queries for {tk} keys, and does not say "

@@ -205,7 +205,15 @@ def _numbered(prompts: Iterable[Tensor], numbers: Iterable[int]) -> Iterator[tup
 
 
 def _checked(prompt: Any) -> Tensor:
-    ids = torch.as_tensor(prompt)
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            "a prompt must be a list or tensor [T] of tokens, but got a "
+            f"{type(prompt).__name__} of something else: encode it with the tokenizer."
+        ) from None
+    if ids.shape == (0,):
+        return ids.long()  # an empty list has no type; `_read` refuses it
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"a prompt must be a list or tensor [T] of tokens, but got {ids.dtype} of shape "

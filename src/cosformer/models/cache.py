@@ -34,6 +34,7 @@ class Snapshot:
     layers: tuple[tuple[State | None, State | None, int], ...]
     attention: tuple[str, ...]
     made_for: dict[str, Any]
+    padded: tuple[int, Tensor] | None
 
 
 class CosformerCache(Cache):
@@ -87,8 +88,8 @@ class CosformerCache(Cache):
         super().__init__(layers=layers)
         self.decoding: Decoding | None = None  # compiled steps, where generate() uses them
         self.guesses = False  # whether generate() goes on from it by guesses that are taken back
-        self.ends: tuple[Tensor, Tensor] | None = None  # padding behind a row's end, and what ends one
-        self.prompt = 0  # columns that generate() was given
+        # The column that generate() made last, and the rows [B] that had ended before it: padding there.
+        self.padded: tuple[int, Tensor] | None = None
         self.capacity = 0  # columns of static states that grow; further steps are not compiled
         self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
         self.fits: CosformerConfig | None = None  # that it was last found to fit
@@ -102,7 +103,7 @@ class CosformerCache(Cache):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: compiled steps belong to the model, and are not copied."""
-        return {**self.__dict__, "decoding": None, "ends": None, "fits": None}
+        return {**self.__dict__, "decoding": None, "fits": None}
 
     @property
     def past(self) -> Past | None:
@@ -114,16 +115,22 @@ class CosformerCache(Cache):
         """Tokens of the longest row, at most; 0 before the first call."""
         return self.layers[0].seen
 
+    def reset(self) -> None:
+        self.padded = None
+        super().reset()
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        self.padded = None
         if self.decoding is None or not self.decoding.select(self, indices):
             super().batch_select_indices(indices)
 
     def replace_rows(self, rows: Tensor, other: "CosformerCache") -> None:
         """Replaces these rows by those of another cache of the same model. Every layer needs a state of
         constant size, in which a text of any length is one row."""
+        self.padded = None
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.replace_rows(rows, theirs)
         self.recount()
@@ -143,7 +150,8 @@ class CosformerCache(Cache):
 
     def snapshot(self) -> Snapshot:
         """The current states, for `restore`. It copies nothing: states are values."""
-        return Snapshot(tuple(layer.content for layer in self.layers), self.attention, self.made_for)
+        layers = tuple(layer.content for layer in self.layers)
+        return Snapshot(layers, self.attention, self.made_for, self.padded)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Sets the cache back to the snapshot, exactly."""
@@ -156,6 +164,7 @@ class CosformerCache(Cache):
         _same_model("snapshot", snapshot.made_for, self.made_for)
         for layer, content in zip(self.layers, snapshot.layers, strict=True):
             layer.fill(*content)
+        self.padded = snapshot.padded
 
     def detach(self) -> "CosformerCache":
         """Cuts the graph of gradients behind the states, and returns the cache itself: the next call learns
@@ -188,6 +197,7 @@ class CosformerCache(Cache):
         for layer in self.layers:
             layer.check_crop(length)
         super().crop(length)
+        self.padded = None
 
     def save(self, path: str | Path) -> None:
         """Writes the states as one safetensors file."""

@@ -56,16 +56,39 @@ class _Classifier(CosformerPreTrainedModel):
     def _output(self, logits: Tensor, labels: Tensor | None, hidden: Any) -> SequenceClassifierOutput:
         loss = None
         if labels is not None:
-            count = self.config.num_labels
-            if labels.shape not in ((len(logits),), (len(logits), 1), (len(logits), count)):
-                raise ValueError(
-                    f"labels must have shape [B] = [{len(logits)}], or [B, {count}] for several a row, but "
-                    f"got {list(labels.shape)}."
-                )
-            if count > 1 and labels.shape[1:] != (count,):
-                check_targets(labels, count, "the num_labels of the configuration")
+            self._check(labels, len(logits))
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=hidden)
+
+    def _check(self, labels: Any, rows: int) -> None:
+        """Raises where labels are none of the loss that `config.problem_type`, or their type, asks for."""
+        kind, count = self.config.problem_type, self.config.num_labels
+        dtype, shape = getattr(labels, "dtype", None), tuple(getattr(labels, "shape", ()))
+        each, several = shape in ((rows,), (rows, 1)), shape == (rows, count)
+        floats = dtype is not None and dtype.is_floating_point
+        size = [rows] if count == 1 else [rows, count]
+        possible = {
+            "regression": (
+                each if count == 1 else several,
+                f"numbers {size}",
+            ),
+            "single_label_classification": (
+                each and dtype == torch.int64,
+                f"whole numbers (int64) [B] = [{rows}], a class for each row",
+            ),
+            "multi_label_classification": (
+                several and floats,
+                f"floats [B, num_labels] = [{rows}, {count}], one for each class",
+            ),
+        }
+        kinds = [kind] if kind is not None else list(possible)[:1] if count == 1 else list(possible)[1:]
+        if not any(possible[k][0] for k in kinds):
+            got = type(labels).__name__ if dtype is None else f"{dtype} of shape {list(shape)}"
+            raise ValueError(
+                f"labels must be a tensor of {', or '.join(possible[k][1] for k in kinds)}, but got {got}."
+            )
+        if "single_label_classification" in kinds and not floats:
+            check_targets(labels, count, "the num_labels of the configuration")
 
 
 class CosformerForSequenceClassification(_Classifier):

@@ -1,6 +1,6 @@
 """Encoder-decoder with a head: one text in, another out."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,21 +51,25 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     f"configuration that of the tokenizer, CosformerConfig({name}=...)."
                 )
         shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
-        shifted = shifted.masked_fill((shifted == -100) | _before_labels(labels), pad)
-        return shifted.scatter(1, _first(labels), start)
+        real = labels != IGNORED
+        shifted = shifted.masked_fill((shifted == IGNORED) | _before(real), pad)
+        return shifted.scatter(1, _first(real), start)
 
-    def _mask_of(self, labels: Tensor, ids: Tensor | None, mask: Tensor | None) -> Tensor | None:
-        """The mask of the target, or the one given. Collators pad on the left as well, and tell it by the
-        labels alone: of ids that they have made from them, nothing is before the start token but padding."""
-        if mask is not None or (ids is not None and ids.shape != labels.shape):
+    def _mask_of(self, ids: Tensor | None, labels: Tensor | None, mask: Tensor | None) -> Tensor | None:
+        """The mask of the target, or the one given. Collators pad on the left as well: nothing is before the
+        start token but padding. Where both are one token, the first label tells where that is."""
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if mask is not None or start is None or pad is None or ids is None or ids.dim() != 2:
             return mask
-        hidden = _before_labels(labels)
-        if ids is not None:
-            padding = ((ids == self.config.pad_token_id) | ~hidden).all(1, keepdim=True)
-            hidden &= padding & (ids.gather(1, _first(labels)) == self.config.decoder_start_token_id)
+        if start == pad and (labels is None or labels.shape != ids.shape):
+            return None
+        begins = ids == start if start != pad else cast(Tensor, labels) != IGNORED
+        hidden = _before(begins)
+        padding = ((ids == pad) | ~hidden).all(1, keepdim=True)
+        hidden &= padding & (ids.gather(1, _first(begins)) == start)
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return ~hidden
-        if labels.is_cuda and torch.cuda.is_current_stream_capturing():
+        if ids.is_cuda and torch.cuda.is_current_stream_capturing():
             return None  # our own batches, which are padded on the right
         return ~hidden if hidden.any() else None
 
@@ -96,9 +100,10 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
                     "whole target to learn from."
                 )
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-            decoder_attention_mask = self._mask_of(labels, None, decoder_attention_mask)
-        elif labels is not None and past_key_values is None:
-            decoder_attention_mask = self._mask_of(labels, decoder_input_ids, decoder_attention_mask)
+        # Decoder inputs are the labels moved by one already: the loss must not move them again.
+        targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
+        if not (isinstance(past_key_values, CosformerCache) and past_key_values.get_seq_length()):
+            decoder_attention_mask = self._mask_of(decoder_input_ids, targets, decoder_attention_mask)
         outputs = self.model(
             input_ids,
             attention_mask=attention_mask,
@@ -115,8 +120,6 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         )
         logits = loss = None
         hidden, chunk = outputs.last_hidden_state, self.config.loss_chunk
-        # Decoder inputs are the labels moved by one already: the loss must not move them again.
-        targets = labels if kwargs.get("shift_labels") is None else kwargs["shift_labels"]
         if targets is not None:
             shape, ignored = hidden.shape[:2], kwargs.get("ignore_index")
             given, targets = targets, real_targets(targets, shape, decoder_attention_mask, ignored)
@@ -143,10 +146,10 @@ class CosformerForConditionalGeneration(CosformerPreTrainedModel, StatefulGenera
         )
 
 
-def _first(labels: Tensor) -> Tensor:
-    """[B, 1], the column of the first label of each row; 0 where there is none."""
-    return (labels != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
+def _first(real: Tensor) -> Tensor:
+    """[B, 1], the first column of each row that is True in real [B, T]; 0 where there is none."""
+    return real.to(torch.uint8).argmax(1, keepdim=True)
 
 
-def _before_labels(labels: Tensor) -> Tensor:
-    return torch.arange(labels.shape[1], device=labels.device) < _first(labels)
+def _before(real: Tensor) -> Tensor:
+    return torch.arange(real.shape[1], device=real.device) < _first(real)

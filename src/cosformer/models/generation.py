@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 from transformers import GenerationMixin
-from transformers.generation import GenerationMode
+from transformers.generation import GenerationMode, StoppingCriteriaList
 from transformers.generation.configuration_utils import CompileConfig
 from transformers.utils import logging
 
@@ -17,7 +17,7 @@ from cosformer.models.captured import can_capture
 from cosformer.models.config import CosformerConfig
 from cosformer.models.decoding import Decoding
 from cosformer.models.horizon import HorizonError
-from cosformer.models.layout import Past
+from cosformer.models.turns import Watched, as_turned, without_ended
 
 if TYPE_CHECKING:
     from cosformer.models.language import CosformerForCausalLM
@@ -28,7 +28,6 @@ _PLAIN_MODES = (
     GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
 )  # fmt: skip
-_ROW_BY_ROW = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 FEWEST_CAPTURED = 8  # tokens: fewer are not worth a graph
 CAPTURE_COMPILED = True  # compiled steps on CUDA; False leaves their graphs to torch.compile, which is slower
 _FORWARDED = frozenset({"past_key_values", "use_cache", "logits_to_keep"})  # to the model, at each token
@@ -68,7 +67,6 @@ class StatefulGenerationMixin(GenerationMixin):
             _refuse_what_was_read(given, length)
             given._is_user_defined = True
             given.guesses = generation_mode == GenerationMode.ASSISTED_GENERATION
-            given.ends = _ends(generation_config) if generation_mode in _ROW_BY_ROW else None
             self._compile_steps(given, generation_config, model_kwargs)
             return
         if generation_config.use_cache is False:
@@ -97,8 +95,6 @@ class StatefulGenerationMixin(GenerationMixin):
         """
         whole, mask = self.config.is_encoder_decoder, model_kwargs.get(f"{self._prefix}attention_mask")
         cache = model_kwargs.get("past_key_values")
-        if cache is not None:
-            cache.prompt = input_ids.shape[1]
         rows = None if cache is None or cache.past is None else len(cache.past.positions)
         if rows is not None and rows != input_ids.shape[0]:
             raise ValueError(
@@ -108,13 +104,30 @@ class StatefulGenerationMixin(GenerationMixin):
             )
         if whole and mask is None and cache is not None and cache.get_seq_length():
             _refuse_what_was_read(cache, input_ids.shape[1])
-            model_kwargs["decoder_attention_mask"] = torch.ones_like(input_ids)
+            model_kwargs["decoder_attention_mask"] = as_turned(torch.ones_like(input_ids), cache)
+        if cache is not None:
+            cache.padded = None
         if generation_config.prefill_chunk_size is not None:
             whole = whole or model_kwargs.get("inputs_embeds") is not None
             if whole or (mask is not None and not mask[:, -1].all()):
                 generation_config = copy.copy(generation_config)
                 generation_config.prefill_chunk_size = None
         return super()._prefill(input_ids, generation_config, model_kwargs, *args, **more)
+
+    def _sample(
+        self, input_ids: Tensor, *, stopping_criteria: StoppingCriteriaList, generation_config: Any,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """As in transformers, but a row that has ended reads no padding into a cache that is kept."""
+        cache = kwargs.get("past_key_values")
+        kept = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
+        # Without an end token nothing is filled with padding, and a single row stops at its end.
+        filled = len(input_ids) > 1 and any(hasattr(x, "eos_token_id") for x in stopping_criteria)
+        if cache is not None and kept and filled:
+            stopping_criteria = Watched(stopping_criteria, cache)
+        return super()._sample(
+            input_ids, stopping_criteria=stopping_criteria, generation_config=generation_config, **kwargs
+        )
 
     def _validate_generation_mode(
         self, generation_mode: Any, generation_config: Any, *args: Any, **kwargs: Any
@@ -142,18 +155,34 @@ class StatefulGenerationMixin(GenerationMixin):
         super()._validate_generation_mode(generation_mode, generation_config, *args, **kwargs)
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but no guess lies beyond the greatest length: lookup would make some there, and
-        a text that fits would be refused for them."""
+        """As in transformers, but no guess lies beyond the greatest length, of the model or of its assistant:
+        a text that fits would be refused for it."""
+        text, told = kwargs["input_ids"], kwargs["model_kwargs"]
+        mask, embedded = told.get(f"{self._prefix}attention_mask"), told.get("inputs_embeds") is not None
+        columns = getattr(kwargs["generation_config"], "_mask_length", 0) if mask is None else mask.shape[1]
+        if columns > text.shape[1] > 0:
+            raise ValueError(
+                f"input_ids must be the whole text where tokens are guessed, but got {text.shape[1]} tokens "
+                f"and an attention_mask of {columns}: give those that past_key_values has read, too."
+            )
+        if embedded and kwargs.get("assistant_model") is not None and not text.shape[1]:
+            raise ValueError("input_ids is missing beside inputs_embeds: an assistant_model reads tokens.")
         made: Any = super()._get_candidate_generator(*args, **kwargs)
         guess, limit = made.get_candidates, self.config.max_position_embeddings
 
         def within(input_ids: Tensor, *more: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
-            ids, logits = guess(input_ids, *more, **others)
+            if embedded and input_ids.shape == text.shape:  # guesses have no place in embeddings
+                return input_ids, None
+            try:
+                ids, logits = guess(input_ids, *more, **others)
+            except HorizonError:  # the assistant's: it guesses no more
+                return input_ids, None
+            if not self._bounded:
+                return ids, logits
             length = max(limit, input_ids.shape[1])
             return ids[:, :length], None if logits is None else logits[:, : length - input_ids.shape[1]]
 
-        if self._bounded:
-            made.get_candidates = within
+        made.get_candidates = within
         return made
 
     def _can_capture(self, generation_config: Any, generation_mode: Any) -> bool:
@@ -220,10 +249,7 @@ class StatefulGenerationMixin(GenerationMixin):
             inputs_tensor, generation_config, model_kwargs
         )
         cache = model_kwargs.get("past_key_values")
-        past = cache.past if isinstance(cache, CosformerCache) else None
-        if past is not None and mask.shape[0] == len(past.positions) and mask.shape[1] > past.columns:
-            mask[:, : past.columns] = _as_read(past)
-        return mask
+        return as_turned(mask, cache) if isinstance(cache, CosformerCache) else mask
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """None: positions follow from the mask and the cache. transformers would count from the last column,
@@ -263,7 +289,7 @@ class StatefulGenerationMixin(GenerationMixin):
         given = kwargs.get("past_key_values")
         if given is not None and given.guesses and kwargs.get("is_first_iteration"):
             # Assisted decoding would read the columns of the cache again.
-            new = input_ids.shape[1] - given.get_seq_length()
+            new = (input_ids if inputs_embeds is None else inputs_embeds).shape[1] - given.get_seq_length()
             kwargs["next_sequence_length"] = new if new > 0 else None
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids, inputs_embeds=inputs_embeds, **kwargs
@@ -275,8 +301,8 @@ class StatefulGenerationMixin(GenerationMixin):
         length = new.shape[1] + (0 if cache is None else cache.seen)
         if _is_generated(kwargs) and cache is not None and cache.decoding is not None:
             prepared.pop(f"{prefix}attention_mask", None)  # generated tokens are no padding
-        if _is_generated(kwargs) and cache is not None and cache.ends is not None:
-            mask = _without_ended(cache, input_ids)
+        if _is_generated(kwargs) and cache is not None and cache.padded is not None:
+            mask = without_ended(cache)
             prepared |= {} if mask is None else {f"{prefix}attention_mask": mask}
         limit = self.config.max_position_embeddings
         if length <= limit or not self._bounded:
@@ -309,7 +335,7 @@ class StatefulGenerationMixin(GenerationMixin):
             return None
         if input_ids.device != decoding.device:
             return None
-        if cache.ends is not None and _without_ended(cache, input_ids) is not None:
+        if cache.padded is not None and without_ended(cache) is not None:
             return None
         if cache.seen >= self.config.max_position_embeddings and self._bounded:
             return None
@@ -340,33 +366,6 @@ class StatefulGenerationMixin(GenerationMixin):
 def _is_generated(kwargs: dict[str, Any]) -> bool:
     """Whether `prepare_inputs_for_generation` was called for one token that was generated."""
     return kwargs.get("next_sequence_length") == 1 and not kwargs.get("is_first_iteration")
-
-
-def _ends(generation_config: Any) -> tuple[Tensor, Tensor] | None:
-    """The token that a row of a batch is filled with behind its end, and the tokens that end one; None where
-    they cannot be told apart."""
-    pad, ends = (getattr(generation_config, f"_{name}_token_tensor", None) for name in ("pad", "eos"))
-    return None if pad is None or ends is None or bool((ends == pad).any()) else (pad, ends)
-
-
-def _without_ended(cache: CosformerCache, ids: Tensor) -> Tensor | None:
-    """attention_mask for the last column of ids, in a cache that the caller will go on from: a row that has
-    ended reads no padding. None where no row has ended."""
-    past, (pad, ends) = cache.past, cast(tuple[Tensor, Tensor], cache.ends)
-    if past is None or ids.shape[0] == 1:
-        return None  # a single row stops at its end
-    made = ids[:, cache.prompt :]
-    filled = (made == pad).flip(1).cumprod(1).sum(1)  # columns of padding at the end of each row
-    last = made.gather(1, (made.shape[1] - 1 - filled).clamp_min(0)[:, None])[:, 0]
-    ended = (filled > 0) & torch.isin(last, ends)
-    if not ended.any():
-        return None
-    return torch.cat([_as_read(past), ~ended[:, None]], 1)
-
-
-def _as_read(past: Past) -> Tensor:
-    """A mask of the columns so far, with as many real tokens as were read."""
-    return torch.arange(past.columns, device=past.positions.device) < past.positions[:, None]
 
 
 def _refuse_what_was_read(cache: CosformerCache, length: int | None) -> None:

@@ -34,8 +34,9 @@ _ALIKE = 0.85  # of get_close_matches: a letter or an underscore more or less, n
 def packed_bounds(
     cu_seqlens: Tensor | None, position_ids: Tensor | None, kwargs: dict[str, Any]
 ) -> Tensor | None:
-    """The bounds of packed documents, under our name or under those of transformers. What contradicts itself,
-    or tells of documents without where they begin, is refused."""
+    """The bounds of packed documents, under our name or under those of transformers. What contradicts itself
+    (where that can be read without waiting for a GPU), or tells of documents without where they begin, is
+    refused."""
     given = {"cu_seqlens": cu_seqlens} | {name: kwargs.get(name) for name in _BOUNDS[1:]}
     for name, bounds in given.items():
         if bounds is not None and not (isinstance(bounds, Tensor) and bounds.dim() == 1):
@@ -50,12 +51,34 @@ def packed_bounds(
                 f"{first} and {name} must be the same bounds of documents where both are given, but got "
                 f"{bounds.tolist()} and {same.tolist()}: leave one of them out."
             )
-    if bounds is None and position_ids is None and kwargs.get("seq_idx") is not None:
+    documents = {first: bounds, "position_ids": position_ids, "seq_idx": kwargs.get("seq_idx")}
+    told = {name: x for name, x in documents.items() if x is not None}
+    if list(told) == ["seq_idx"]:
         raise ValueError(
             "seq_idx tells of packed documents, and needs where they begin beside it: give cu_seqlens, or "
             "position_ids that start at 0 with each document."
         )
+    if len(told) > 1 and all(readable(x) for x in told.values()):
+        rows = max(len(x) if x.dim() == 2 else 1 for x in told.values())
+        (first, begins), *rest = [(name, _begins(name, x, rows)) for name, x in told.items()]
+        for name, found in rest:
+            if found != begins:
+                raise ValueError(
+                    f"{first} and {name} must tell of the same documents where both are given, but they "
+                    f"begin at {begins} and {found}: leave one of them out."
+                )
     return bounds
+
+
+def _begins(name: str, given: Tensor, rows: int) -> list[int]:
+    """Where documents begin, in all rows laid end to end."""
+    if name in _BOUNDS:
+        return sorted(set(given.tolist()[:-1]) - {given[-1].item()})  # without empty ones
+    given = given.expand(rows, -1)
+    new = torch.ones_like(given, dtype=torch.bool)
+    new[:, 1:] = given.diff() != (1 if name == "position_ids" else 0)
+    found: list[int] = new.flatten().nonzero().flatten().tolist()
+    return found
 
 
 def refuse_packing(head: nn.Module, kwargs: dict[str, Any]) -> None:

@@ -42,11 +42,11 @@ class _LanguageModel(CosformerPreTrainedModel):
         pairs, chunk = config.head_loss == "one_vs_each", config.loss_chunk
         logits = None
         learns = targets is not None and self.training
-        if learns and pairs and not type(self.lm_head).__module__.startswith("torch."):
+        if learns and pairs and getattr(type(self.lm_head), "forward", None) is not nn.Linear.forward:
             raise ValueError(
-                'head_loss="one_vs_each" reads the weight of lm_head itself, which has a '
-                f"{type(self.lm_head).__name__} around it now: what that learns would have no part in the "
-                'loss. Leave lm_head as it is, or choose head_loss="cross_entropy".'
+                'head_loss="one_vs_each" reads the weight of lm_head alone, which is a '
+                f"{type(self.lm_head).__name__} with a forward of its own now: what that learns would have "
+                'no part in the loss. Leave lm_head as it is, or choose head_loss="cross_entropy".'
             )
         if targets is not None:
             check_targets(targets, config.vocab_size, "the model's vocabulary")

@@ -271,7 +271,8 @@ class CosformerModel(CosformerPreTrainedModel):
 
     def own_mask(self, mask: Tensor, batch: int, length: int, past: Past | None) -> Tensor:
         """The part of attention_mask that belongs to this call, as bool. The rest must say of the columns
-        before it what the cache has read: its state can forget no token."""
+        before it what the cache has read: its state can forget no token. (Compared on a CPU alone: on a GPU
+        it would wait for the device, and in a graph there are no values.)"""
         columns = 0 if past is None else past.columns
         if mask.dim() != 2 or mask.shape != (batch, columns + length):
             raise ValueError(

@@ -38,6 +38,10 @@ class PackingCollator:
                 f"{len(documents)} documents with {sum(lengths)} tokens do not fit a row of "
                 f"{self.max_tokens}: take fewer at a time, or shorter ones."
             )
+        if sum(lengths) == 0:
+            raise ValueError(
+                "the documents have no token to pack, of those that attention_mask leaves: give one that has."
+            )
         bounds = torch.tensor([0, *lengths]).cumsum(0)
         return {
             "input_ids": torch.cat(documents)[None],
@@ -68,7 +72,13 @@ def _document(feature: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _whole_numbers(name: str, given: Any, length: int | None = None) -> Tensor:
-    found = torch.as_tensor(given)
+    try:
+        found = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"{name} of a document must be a list or tensor [T] of whole numbers, but got a "
+            f"{type(given).__name__} of something else: encode texts with the tokenizer."
+        ) from None
     if found.dim() == 2 and len(found) == 1:  # as a tokenizer gives a text as tensors
         found = found[0]
     if found.dim() != 1 or (found.numel() and (found.is_floating_point() or found.is_complex())):

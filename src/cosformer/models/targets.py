@@ -43,8 +43,9 @@ def next_tokens(
 def recount(kwargs: dict[str, Any], labels: Tensor, targets: Tensor) -> None:
     """Corrects `num_items_in_batch` where it is given: transformers' Trainer counts all labels of an update,
     and some are no targets here (padding, first tokens of documents). By their share in these rows, which is
-    exact for an update in one part; in several as nearly as the shares are alike, as they are where labels on
-    padding are -100."""
+    exact for an update in one part. In several it is where every label behind the first column is a target:
+    padding and, where it is on the left, the first token of each text have -100. Elsewhere it is as near as
+    the shares of the parts are alike."""
     items = kwargs.get("num_items_in_batch")
     if items is not None:
         counted, asked = ((y != IGNORED).sum().clamp_min(1) for y in (labels, targets))
@@ -75,7 +76,9 @@ def check_targets(targets: Tensor, size: int, of: str) -> None:
         )
 
 
-def _check_shape(name: str, given: Tensor, shape: Sequence[int]) -> None:
+def _check_shape(name: str, given: Any, shape: Sequence[int]) -> None:
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{name} must be a tensor [B, T], but got {type(given).__name__}.")
     if tuple(given.shape) != tuple(shape):
         raise ValueError(
             f"{name} must have shape [B, T] = {list(shape)}, one for each column of the logits, but got "

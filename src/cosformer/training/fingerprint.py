@@ -3,6 +3,8 @@
 import hashlib
 from typing import Any
 
+import torch
+
 from cosformer.tasks import Task
 from cosformer.training.loader import Keyed
 
@@ -22,5 +24,6 @@ def _digest(task: Task, dataset: Any, keys: list[int]) -> str:
     for i in keys:
         for name, x in sorted(task.collate([keyed[0, i]]).items()):
             made.update(f"{name} {list(x.shape)} {x.dtype}".encode())
-            made.update(x.contiguous().cpu().numpy().tobytes())
+            plain = x.cpu().clone(memory_format=torch.contiguous_format)
+            made.update(plain.flatten().view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
     return made.hexdigest()[:16]
