@@ -28,7 +28,7 @@ from benchmarks.terminal import Parser, Progress, plain
 from cosformer import attention
 from cosformer.atomic import write_json
 from cosformer.models import CosformerConfig, CosformerForSequenceClassification
-from cosformer.report.sections.evidence import OURS, WINDOWS
+from cosformer.report.sections.planned import OURS, WINDOWS
 from cosformer.report.sections.text_model import FORMAT, document, table
 from cosformer.report.write import write_beside
 from cosformer.training import recipes

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from cosformer import attention, positions, reading
 from cosformer.attention.checks import one_of
 from cosformer.models import defaults, guard
-from cosformer.models.mixture import LayerAttention, as_lists, own_parameters
+from cosformer.models.mixture import LayerAttention, as_lists, check_parameters, lost_windows, own_parameters
 from cosformer.nn import feedforward, gate, norm
 from cosformer.ops.checks import flag, positive, positive_int
 from cosformer.positions import Position
@@ -190,7 +190,7 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
 
     @classmethod
     def own_fields(cls) -> tuple[str, ...]:
-        """The fields of this family, without those that every configuration of transformers has."""
+        """The fields of this family, without those of every configuration of transformers."""
         return tuple(defaults.VERSIONS[defaults.CURRENT])
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -202,8 +202,8 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
                 "CosformerConfig.paper() is the paper's model."
             )
         self._at_most("num_attention_heads", MOST.get("num_attention_heads", LARGEST_SIZE))
-        _parameters("attention_parameters", self.attention_parameters, lists=True)
-        _parameters("position_parameters", self.position_parameters)
+        check_parameters("attention_parameters", self.attention_parameters, lists=True)
+        check_parameters("position_parameters", self.position_parameters)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
@@ -232,23 +232,12 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
             self.attention = "cosformer"
         if self.attention_parameters is None:
             self.attention_parameters = defaults.parameters(self.attention, heads)
-        elif self.position is None and self._lost_windows():
+        elif self.position is None and lost_windows(self.attention, self.attention_parameters):
             logger.warning_once(
                 f"attention_parameters={self.attention_parameters} stand in place of the default ones, and "
                 "have no windows: all heads have one horizon, as published. Add the default ones, "
                 f'"windows": {defaults.windows(heads)}, or "windows": None to say that none are meant.'
             )
-
-    def _lost_windows(self) -> bool:
-        """Whether parameters of a cosFormer were given that say nothing of windows, where the defaults have
-        them. {} says that the mechanism is meant as published."""
-        own = self.attention_parameters
-        entries = own if isinstance(own, list | tuple) else [own]
-        names = self.attention if isinstance(self.attention, list) else [self.attention] * len(entries)
-        return any(
-            name == "cosformer" and entry and "windows" not in entry
-            for name, entry in zip(names, entries, strict=False)
-        )
 
     def to_diff_dict(self) -> dict[str, Any]:
         """What is saved: the attention always, because what it is by default depends on other fields."""
@@ -411,13 +400,3 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         for name, value in changes.items():
             setattr(own, name, value)
         return own
-
-
-def _parameters(name: str, value: Any, *, lists: bool = False) -> None:
-    """Raises where parameters are neither None nor names with values (nor, with `lists`, an entry for each
-    layer)."""
-    entries = value if lists and isinstance(value, list | tuple) else [value]
-    for entry in entries:
-        if entry is not None and not isinstance(entry, dict):
-            more = ", or a list with one for each layer" if lists else ""
-            raise ValueError(f"{name} must be a dict of names and values{more}, but got {value!r:.60}.")

@@ -22,6 +22,27 @@ def own_parameters(value: Any) -> Any:
     return {name: as_lists(entry) for name, entry in (value or {}).items()}
 
 
+def check_parameters(name: str, value: Any, *, lists: bool = False) -> None:
+    """Raises where parameters are neither None nor names with values (nor, with `lists`, an entry for each
+    layer)."""
+    entries = value if lists and isinstance(value, list | tuple) else [value]
+    for entry in entries:
+        if entry is not None and not isinstance(entry, dict):
+            more = ", or a list with one for each layer" if lists else ""
+            raise ValueError(f"{name} must be a dict of names and values{more}, but got {value!r:.60}.")
+
+
+def lost_windows(attention: Any, parameters: Any) -> bool:
+    """Whether parameters of a cosFormer were given that say nothing of windows, where the defaults have them.
+    {} says that the mechanism is meant as published."""
+    entries = parameters if isinstance(parameters, list | tuple) else [parameters]
+    names = attention if isinstance(attention, list) else [attention] * len(entries)
+    return any(
+        name == "cosformer" and entry and "windows" not in entry
+        for name, entry in zip(names, entries, strict=False)
+    )
+
+
 def per_layer(field: str, value: Any, layers: int, decoder_layers: int | None) -> list[Any]:
     """The entry of each layer, of a value for all of them or of a list."""
     if not isinstance(value, list):
