@@ -295,6 +295,7 @@ def test_a_causal_configuration_of_version_4_had_no_positions(tmp_path):
     [
         ({"attention_parameters": {"eps": 1e-5}}, True),
         ({"attention": ["softmax", "cosformer"], "attention_parameters": [None, {"eps": 1e-5}]}, True),
+        ({"attention": ["linear", "cosformer"], "attention_parameters": {"eps": 1e-5}}, True),
         ({"attention_parameters": {"eps": 1e-5, "windows": None}}, False),
         ({"attention_parameters": {"eps": 1e-5, "windows": [2, 4, 8, 16]}}, False),
         ({"attention_parameters": {}}, False),

@@ -94,6 +94,18 @@ def test_packing_that_contradicts_itself_is_refused(name):
         names = " and ".join(sorted(given, key=lambda name: (name[:2] != "cu", name)))
         with pytest.raises(ValueError, match=rf"{names} must tell of the same documents .* leave one"):
             net(row, **given)
+    for given, message in (
+        (
+            {"seq_idx": documents.tolist(), "cu_seqlens": bounds},
+            r"seq_idx must be a tensor \[B, T\].*got list",
+        ),
+        ({"seq_idx": documents[0, 0], "cu_seqlens": bounds}, r"seq_idx must be a tensor \[B, T\].*got \[\]"),
+        ({"position_ids": positions[None], "cu_seqlens": bounds}, "position_ids must "),
+        ({"position_ids": positions.tolist(), "cu_seqlens": bounds}, "position_ids must "),
+        ({"position_ids": positions, "cu_seqlens": bounds[:0]}, "cu_seqlens must "),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            net(row, **given)
     net(tokens(2, 5), seq_idx=documents.expand(2, -1), position_ids=positions)  # one for all rows
     assert torch.equal(net(row, cu_seq_lens_k=bounds)[0], net(row, cu_seqlens=bounds)[0])
 

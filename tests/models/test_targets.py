@@ -194,6 +194,15 @@ def test_labels_are_those_of_the_problem(kind, count, fits, wrong, message):
         net(tokens(2, 5), labels=wrong)
 
 
+def test_a_problem_that_is_none_is_named():
+    net = build(CosformerForSequenceClassification, torch.float32, num_labels=3)
+    net.config.problem_type = "nonsense"
+    with pytest.raises(
+        ValueError, match=r"problem_type must be one of regression, single_label_.* 'nonsense'"
+    ):
+        net(tokens(2, 5), labels=torch.tensor([0, 2]))
+
+
 def test_labels_that_are_no_tensor_are_named():
     ids = tokens(1, 5)
     with pytest.raises(TypeError, match=r"labels must be a tensor \[B, T\], but got list"):

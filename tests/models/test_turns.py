@@ -162,6 +162,19 @@ def test_what_was_padding_is_that_of_its_column(further):
     assert torch.equal(cache.past.positions, positions)
 
 
+@having(recurrent=True, causal=True)
+def test_a_text_without_the_padding_of_the_turn_before_is_read_whole(mechanism):
+    """What the cache has read, and new tokens: none of them is padding, whatever stood in their column."""
+    net, ids, how = build(CosformerForCausalLM, attention=mechanism), tokens(2, 6), {"do_sample": False}
+    end = end_of_the_first(net, ids, 0, **how)
+    cache = CosformerCache(net.config)
+    how |= {"pad_token_id": 0, "past_key_values": cache}
+    made = net.generate(ids, max_new_tokens=8, eos_token_id=end, **how)
+    read, positions = cache.get_seq_length(), cache.past.positions
+    net.generate(torch.cat([made[:, :read], tokens(2, 2) | 1], 1), max_new_tokens=1, **how)
+    assert torch.equal(cache.past.positions, positions + 2)
+
+
 @pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}])
 def test_a_token_like_padding_that_was_read_is_none_without_a_mask(options):
     """Rows of the cache that are there for each beam, too."""

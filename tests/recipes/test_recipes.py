@@ -155,6 +155,16 @@ def test_a_small_language_model_without_windows_has_rotary_positions(recipe):
         assert recipes.build(recipe, scale="small", attention=name).model["position"] == position
 
 
+@pytest.mark.parametrize("name", recipes.names())
+def test_the_recommended_model_is_to_be_had_at_every_scale(name):
+    """Also where the feed-forward has fewer weights than a gate: it stays as it is then."""
+    for scale in SCALES:
+        plain = recipes.build(name, scale=scale, attention="softmax").model
+        made = recipes.build(name, scale=scale, attention="recommended").model
+        inner, width = plain.get("intermediate_size", 4 * plain["hidden_size"]), plain["hidden_size"]
+        assert made["intermediate_size"] == (inner - width // 2 if inner > width // 2 else inner)
+
+
 @pytest.mark.parametrize(
     ("recipe", "scale"), [("enwik8", "small"), ("image", "small"), ("wikitext103", "paper")]
 )

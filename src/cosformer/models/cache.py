@@ -19,6 +19,7 @@ from cosformer.models.mixture import described
 
 if TYPE_CHECKING:
     from cosformer.models.decoding import Decoding
+    from cosformer.models.turns import Padded
 
 # What a state means depends on these, beside the attention and the number of layers.
 _OF_THE_MODEL = (
@@ -34,7 +35,7 @@ class Snapshot:
     layers: tuple[tuple[State | None, State | None, int], ...]
     attention: tuple[str, ...]
     made_for: dict[str, Any]
-    padded: tuple[int, Tensor] | None
+    padded: "Padded | None"
 
 
 class CosformerCache(Cache):
@@ -88,8 +89,7 @@ class CosformerCache(Cache):
         super().__init__(layers=layers)
         self.decoding: Decoding | None = None  # compiled steps, where generate() uses them
         self.guesses = False  # whether generate() goes on from it by guesses that are taken back
-        # The column that generate() made last, and the rows [B] that had ended before it: padding there.
-        self.padded: tuple[int, Tensor] | None = None
+        self.padded: Padded | None = None  # of generate()'s last column, what is padding
         self.capacity = 0  # columns of static states that grow; further steps are not compiled
         self.attention, self.has_convolution, self.made_for = attention, has_convolution, made_for
         self.fits: CosformerConfig | None = None  # that it was last found to fit

@@ -81,6 +81,8 @@ class _Classifier(CosformerPreTrainedModel):
                 f"floats [B, num_labels] = [{rows}, {count}], one for each class",
             ),
         }
+        if kind is not None and kind not in possible:
+            raise ValueError(f"problem_type must be one of {', '.join(possible)}, but got {kind!r}.")
         kinds = [kind] if kind is not None else list(possible)[:1] if count == 1 else list(possible)[1:]
         if not any(possible[k][0] for k in kinds):
             got = type(labels).__name__ if dtype is None else f"{dtype} of shape {list(shape)}"

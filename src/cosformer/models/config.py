@@ -62,8 +62,8 @@ class CosformerConfig(LayerAttention, PreTrainedConfig):
         attention_parameters: its parameters, or a list with those of each layer (None for a layer without).
             None: windows from 2 to 1,024 tokens for the heads of cosFormer, in every layer; no parameters
             for other mechanisms. What is given stands in place of all of that: without `windows` in it no
-            head has a window (a warning says so; `"windows": None` is the way to mean it). {}: the mechanism
-            as published.
+            head has a window (a warning says so where position is not given; `"windows": None` means it).
+            {}: the mechanism as published.
         conv_size: tokens that a short depthwise convolution of queries, keys and values reads, its own
             included; centred where the model is bidirectional. None: no convolution. Cross-attention has
             none.

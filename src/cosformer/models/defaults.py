@@ -103,13 +103,14 @@ def mixture(layers: int, kv_heads: int) -> tuple[Any, Any]:
 def recommended(width: int, kv_heads: int, intermediate: int | None = None) -> dict[str, Any]:
     """Fields of the model that this library recommends, as docs/results.md found it, at the sizes of another:
     windows for all heads, a gate, and norms of outputs, queries and keys. The feed-forward is narrower by the
-    weights of the gate, so that there are as many parameters as without."""
+    weights of the gate, so that there are as many parameters as without; one with fewer stays as it is."""
     chosen = {name: VERSIONS[CURRENT][name] for name in ("output_gate", "output_norm", "qk_norm")}
+    inner = intermediate or 4 * width
     return {
         "position": "none",
         "attention_parameters": parameters("cosformer", kv_heads),
         **chosen,
-        "intermediate_size": (intermediate or 4 * width) - width // 2,
+        "intermediate_size": inner - width // 2 if inner > width // 2 else inner,
     }
 
 

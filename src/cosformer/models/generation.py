@@ -104,7 +104,7 @@ class StatefulGenerationMixin(GenerationMixin):
             )
         if whole and mask is None and cache is not None and cache.get_seq_length():
             _refuse_what_was_read(cache, input_ids.shape[1])
-            model_kwargs["decoder_attention_mask"] = as_turned(torch.ones_like(input_ids), cache)
+            model_kwargs["decoder_attention_mask"] = as_turned(torch.ones_like(input_ids), cache, input_ids)
         if cache is not None:
             cache.padded = None
         if generation_config.prefill_chunk_size is not None:
@@ -124,7 +124,7 @@ class StatefulGenerationMixin(GenerationMixin):
         # Without an end token nothing is filled with padding, and a single row stops at its end.
         filled = len(input_ids) > 1 and any(hasattr(x, "eos_token_id") for x in stopping_criteria)
         if cache is not None and kept and filled:
-            stopping_criteria = Watched(stopping_criteria, cache)
+            stopping_criteria = Watched(stopping_criteria, cache, generation_config._pad_token_tensor)
         return super()._sample(
             input_ids, stopping_criteria=stopping_criteria, generation_config=generation_config, **kwargs
         )
@@ -249,7 +249,9 @@ class StatefulGenerationMixin(GenerationMixin):
             inputs_tensor, generation_config, model_kwargs
         )
         cache = model_kwargs.get("past_key_values")
-        return as_turned(mask, cache) if isinstance(cache, CosformerCache) else mask
+        if self.config.is_encoder_decoder or not isinstance(cache, CosformerCache):
+            return mask  # that of a source is not of the cache
+        return as_turned(mask, cache, inputs_tensor)
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
         """None: positions follow from the mask and the cache. transformers would count from the last column,

@@ -39,7 +39,8 @@ def packed_bounds(
     refused."""
     given = {"cu_seqlens": cu_seqlens} | {name: kwargs.get(name) for name in _BOUNDS[1:]}
     for name, bounds in given.items():
-        if bounds is not None and not (isinstance(bounds, Tensor) and bounds.dim() == 1):
+        fits = isinstance(bounds, Tensor) and bounds.dim() == 1 and len(bounds) > 1
+        if bounds is not None and not fits:
             raise ValueError(
                 f"{name} must be a tensor [N + 1], the bounds of N documents in one row, but got "
                 f"{list(bounds.shape) if isinstance(bounds, Tensor) else type(bounds).__name__}."
@@ -58,7 +59,9 @@ def packed_bounds(
             "seq_idx tells of packed documents, and needs where they begin beside it: give cu_seqlens, or "
             "position_ids that start at 0 with each document."
         )
-    if len(told) > 1 and all(readable(x) for x in told.values()):
+    if len(told) > 1:
+        told = {name: x for name, x in told.items() if _compares(name, x)}
+    if len(told) > 1:
         rows = max(len(x) if x.dim() == 2 else 1 for x in told.values())
         (first, begins), *rest = [(name, _begins(name, x, rows)) for name, x in told.items()]
         for name, found in rest:
@@ -70,11 +73,20 @@ def packed_bounds(
     return bounds
 
 
+def _compares(name: str, given: Any) -> bool:
+    """Whether the beginnings of documents can be read from what was given. Raises where it is no tensor of
+    tokens: beside bounds it is used for nothing else."""
+    if not (isinstance(given, Tensor) and given.dim() in (1, 2)):
+        got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise ValueError(f"{name} must be a tensor [B, T], a number for each token, but got {got}.")
+    return given.numel() > 0 and readable(given)
+
+
 def _begins(name: str, given: Tensor, rows: int) -> list[int]:
     """Where documents begin, in all rows laid end to end."""
     if name in _BOUNDS:
         return sorted(set(given.tolist()[:-1]) - {given[-1].item()})  # without empty ones
-    given = given.expand(rows, -1)
+    given = given.expand(rows, -1) if given.dim() == 1 or len(given) == 1 else given
     new = torch.ones_like(given, dtype=torch.bool)
     new[:, 1:] = given.diff() != (1 if name == "position_ids" else 0)
     found: list[int] = new.flatten().nonzero().flatten().tolist()

@@ -35,8 +35,9 @@ def check_parameters(name: str, value: Any, *, lists: bool = False) -> None:
 def lost_windows(attention: Any, parameters: Any) -> bool:
     """Whether parameters of a cosFormer were given that say nothing of windows, where the defaults have them.
     {} says that the mechanism is meant as published."""
-    entries = parameters if isinstance(parameters, list | tuple) else [parameters]
-    names = attention if isinstance(attention, list) else [attention] * len(entries)
+    names = attention if isinstance(attention, list) else [attention]
+    entries = parameters if isinstance(parameters, list | tuple) else [parameters] * len(names)
+    names = names if isinstance(attention, list) else names * len(entries)
     return any(
         name == "cosformer" and entry and "windows" not in entry
         for name, entry in zip(names, entries, strict=False)
