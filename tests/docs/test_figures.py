@@ -175,6 +175,44 @@ def test_what_the_results_say_at_a_glance():
     assert "takes some {} to {} % longer than softmax's".format(*slower) in (ROOT / "README.md").read_text()
 
 
+def test_what_is_said_of_the_arena_in_small_is_what_the_records_say():
+    places, text = Places(plan_records("lra-small")), RESULTS.read_text()
+
+    def figure(row, column=None):
+        if column is not None:
+            return places.cell("lra-small", column, row, ".1f", 100).partition(" ±")[0]
+        return average(places, "lra-small", row, ".1f").partition(" ±")[0]
+
+    pairs = [("cosformer", "windows"), ("relu", "relu with windows"), ("softmax", "softmax with windows")]
+    averages = [figure(row) for pair in pairs for row in pair]
+    line = line_of(text, "- **Windows, gate and norms** raise")
+    said = "from {} to {} with the cosine, from {} to {} with ReLU, and from {} to {} with softmax"
+    assert said.format(*averages) in line
+    gains = [figure(row, column) for column in ("pathfinder", "image", "text") for row in pairs[0]]
+    assert (
+        "Pathfinder gains most ({} to {}), then Image ({} to {}) and Text ({} to {})".format(*gains) in line
+    )
+    for column in ("listops", "citations"):
+        found = [float(figure(row, column)) for row in places.rows("lra-small")]
+        assert len(found) == 7
+        assert max(found) - min(found) < 3.2, "within about 3 points"
+    without, windows = (f"{averages[n]}, ReLU {averages[n + 2]}" for n in (0, 1))
+    line = line_of(text, "- **The cosine** makes no difference with windows")
+    assert f"with windows ({windows}), and does not help without them ({without})" in line
+    best = [places.best("lra-small", column, row)[0]["settings"]["learning_rate"]
+            for column in TASKS.values() for row in places.rows("lra-small")]  # fmt: skip
+    assert f"0.003, is the better one in {best.count(0.003)} of {len(best)} places" in text
+    shown = (
+        f"of cosFormer is {averages[0]} and that of ReLU alone {averages[2]}; with windows, gate and norms "
+    )
+    assert f"{shown}they are {averages[1]} and {averages[3]}." in text
+    raised = "average of cosFormer from {} to {}, and that of softmax from {} to {}"
+    assert raised.format(*averages[:2], *averages[4:]) in text
+    readme = (ROOT / "README.md").read_text()
+    raised = "average accuracy of cosFormer from {} to {} and that of softmax from {} to {}"
+    assert raised.format(*averages[:2], *averages[4:]) in readme
+
+
 def test_what_is_said_of_the_arena_is_what_the_records_say():
     places, text = places_of(plan_records("lra")), RESULTS.read_text()
 

@@ -203,6 +203,7 @@ def test_at_a_glance_every_task_has_a_line():
         planned("lra", "text", "relu", 0.40, 0.41),
         planned("cosine", "enwik8", "cosine, M = T", 3.4, 3.5),
         *(planned("lra", column, "softmax", 0.5, 0.6) for column in arena.TASKS.values()),
+        *(planned("lra-small", column, "relu", 0.5, 0.3) for column in arena.TASKS.values()),
     ]
     lower, higher = (
         {row[0]: dict(zip(block.header[1:], row[1:], strict=True)) for row in block.rows}
@@ -215,6 +216,8 @@ def test_at_a_glance_every_task_has_a_line():
     assert (higher["Text, accuracy"]["softmax"], higher["Text, accuracy"]["relu"]) == ("60.00", "41.00")
     averages = higher[overview.AVERAGE]
     assert (averages["softmax"], averages["relu"]) == ("60.00", "not run")
+    averages = higher[overview.SMALL_AVERAGE]
+    assert (averages["softmax"], averages["relu"]) == ("not run", "30.00")
 
 
 def test_a_field_that_records_did_not_have_yet_is_its_default():

@@ -41,6 +41,7 @@ TUNED = (
 )
 ARENA = tuple(Line(f"{words}, accuracy", "lra", column) for words, column in arena.TASKS.items())
 AVERAGE = "average of the arena"
+SMALL_AVERAGE = "average of the arena in small"
 # Plans whose rows have names of their own.
 _NAMES: dict[str, Callable[[str], str]] = {"enwik8": evidence.in_study, "cosine": evidence.in_small_study}
 
@@ -59,7 +60,8 @@ def section(places: Places) -> Section:
         return [places.cell(line.plan, line.column, row, line.form, line.scale, line.split) for row in rows]
 
     lower, higher = ([[line.words, *cells(line)] for line in lines] for lines in (LANGUAGE, (*TUNED, *ARENA)))
-    higher.append([AVERAGE, *(arena.average(places, "lra", row) for row in COLUMNS)])
+    for words, plan in ((AVERAGE, "lra"), (SMALL_AVERAGE, arena.SMALL)):
+        higher.append([words, *(arena.average(places, plan, row) for row in COLUMNS)])
     caption = (
         "linear is elu + 1, relu cosFormer without the cosine, windows cosFormer with a window for every "
         "head, a gate and norms, and ours the default model: the same with one layer of six (of four in "
