@@ -17,7 +17,7 @@ import math
 from itertools import product
 from typing import Any
 
-from benchmarks.plan import Entry, with_seed
+from benchmarks.plan import Entry, on_cpu, with_seed
 from cosformer.models import defaults
 
 PLAN = "cosine"
@@ -102,12 +102,6 @@ def _entry(column: str, row: str, rate: float | None) -> Entry:
     }  # fmt: skip
     overrides = {
         "task_settings": settings, "model": model, "steps": STEPS, "batch_size": BATCH, "warmup": STEPS // 10,
-        "save_every": STEPS // 2, "eval_batch_size": 8, "weight_decay": 0.01, "precision": "fp32",
-        "device": "cpu", "data": "loader", **more,
+        "save_every": STEPS // 2, "eval_batch_size": 8, "weight_decay": 0.01, **more,
     }  # fmt: skip
-    if rate is not None:
-        overrides["learning_rate"] = rate
-    return Entry(
-        PLAN, column, row, column, attention, 130, 0.0, 1.0, overrides=overrides,
-        part="" if rate is None else f"rate {rate:g}", captured=False,
-    )  # fmt: skip
+    return on_cpu(PLAN, column, row, attention, rate, overrides)

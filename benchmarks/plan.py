@@ -154,6 +154,23 @@ def _data_of(entry: Entry) -> list[str]:
     return [*FILES.get(entry.recipe if corpus is None else f"{entry.recipe} of {corpus}", []), *pieces]
 
 
+def on_cpu(
+    plan: str,
+    column: str,
+    row: str,
+    attention: str | list[str],
+    rate: float | None,
+    overrides: dict[str, Any],
+) -> Entry:
+    """An entry of a study for CPU cores, named after its learning rate where that is tried."""
+    chosen = {} if rate is None else {"learning_rate": rate}
+    own = {"precision": "fp32", "device": "cpu", "data": "loader"}
+    return Entry(
+        plan, column, row, column, attention, 130, 0.0, 1.0, overrides={**overrides, **own, **chosen},
+        part="" if rate is None else f"rate {rate:g}", captured=False,
+    )  # fmt: skip
+
+
 def with_seed(entry: Entry, seed: int) -> Entry:
     part = ", ".join(word for word in (entry.part, f"seed {seed}") if word)
     return dataclasses.replace(entry, part=part, overrides={**entry.overrides, "seed": seed})

@@ -11,7 +11,7 @@ import dataclasses
 from itertools import product
 from typing import Any
 
-from benchmarks.plan import Entry, with_seed
+from benchmarks.plan import Entry, on_cpu, with_seed
 from cosformer.models import defaults
 
 PLAN = "lra-small"
@@ -72,11 +72,6 @@ def _entry(column: str, row: str, rate: float | None) -> Entry:
     overrides = {
         "task_settings": settings, "model": model, "steps": steps, "batch_size": batch,
         "warmup": steps // 10, "eval_every": steps // 4, "save_every": steps // 2, "eval_batch_size": 50,
-        "weight_decay": 0.01, "precision": "fp32", "device": "cpu", "data": "loader",
+        "weight_decay": 0.01,
     }  # fmt: skip
-    if rate is not None:
-        overrides["learning_rate"] = rate
-    return Entry(
-        PLAN, column, row, column, attention, 130, 0.0, 1.0, overrides=overrides,
-        part="" if rate is None else f"rate {rate:g}", captured=False,
-    )  # fmt: skip
+    return on_cpu(PLAN, column, row, attention, rate, overrides)

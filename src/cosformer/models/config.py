@@ -40,10 +40,9 @@ _FOREIGN = {
 class CosformerConfig(LayerAttention, PreTrainedConfig):
     """Configuration of every model in `cosformer.models`.
 
-    The defaults make a small model over bytes, the best of constant memory that the study has found
-    (docs/results.md): cosFormer with a window for every head, a gate, norms of outputs, queries and keys, and
-    one layer in six (from four layers on) a softmax with a window. `attention="cosformer"` has it in every
-    layer; `CosformerConfig.paper(...)` is the paper's own model.
+    The defaults make a small model over bytes, the best of constant memory in docs/results.md: cosFormer with
+    a window for every head, a gate, norms of heads, and one layer in six (from four layers on) a softmax with
+    a window. `attention="cosformer"` has no softmax; `CosformerConfig.paper(...)` is the paper's own model.
 
     Args:
         vocab_size: tokens; the default fits `byte_tokenizer()`.
